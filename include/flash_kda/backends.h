@@ -4,16 +4,18 @@
 #include <string>
 #include <vector>
 
+#include "flash_kda/export.h"
+
 namespace flash_kda {
 
 // Names of all implementations in this build, in order of preference.
-std::vector<std::string> implementation_names();
+FLASH_KDA_API std::vector<std::string> implementation_names();
 
 // CUDA architectures compiled in, as "80", "90a", "100a"; empty for a CPU-only build.
-std::vector<std::string> built_cuda_archs();
+FLASH_KDA_API std::vector<std::string> built_cuda_archs();
 
 // The library's version, "major.minor.patch".
-const char* version();
+FLASH_KDA_API const char* version();
 
 // The environment variable that forces one implementation by its name.
 inline constexpr const char* kForceEnv = "FLASH_KDA_FORCE_IMPL";

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "flash_kda/export.h"
 #include "flash_kda/status.h"
 #include "flash_kda/types.h"
 
@@ -63,18 +64,18 @@ struct Verdict {
 // Which implementation would run, and how much workspace it wants. Reads no device memory; the
 // data pointers may be anything. kInvalid… for illegal arguments, kUnsupported with every
 // implementation's reason where none can run.
-Status plan_forward(const ForwardArgs& args, ForwardPlan* plan);
+FLASH_KDA_API Status plan_forward(const ForwardArgs& args, ForwardPlan* plan);
 
 // Computes out and final_state. On CUDA the work is queued on args.stream, with no allocation and
 // no host synchronisation. Nothing is written when the Status is not ok, unless it is kRuntime.
-Status forward(const ForwardArgs& args);
+FLASH_KDA_API Status forward(const ForwardArgs& args);
 
 // Every implementation in order of preference with its reason for refusing, plus the Status of
 // the arguments themselves (when that is not ok, every implementation gives it as its reason).
-Status explain(const ForwardArgs& args, std::vector<Verdict>* verdicts);
+FLASH_KDA_API Status explain(const ForwardArgs& args, std::vector<Verdict>* verdicts);
 
 // An upper bound of workspace_bytes over every implementation in this build for sequences of
 // tokens_total tokens in all. Integer arithmetic only; never falls when an argument grows.
-int64_t workspace_size(int64_t tokens_total, int64_t heads, int64_t sequences = 1);
+FLASH_KDA_API int64_t workspace_size(int64_t tokens_total, int64_t heads, int64_t sequences = 1);
 
 }  // namespace flash_kda

@@ -45,8 +45,8 @@ class [[nodiscard]] Status {
 }  // namespace flash_kda
 
 // Hands a failed Status on to the caller.
-#define FLASH_KDA_RETURN_IF_ERROR(expression)             \
-  do {                                                    \
-    ::flash_kda::Status status_ = (expression);           \
-    if (!status_.ok()) return status_;                    \
+#define FLASH_KDA_RETURN_IF_ERROR(expression)   \
+  do {                                          \
+    ::flash_kda::Status status_ = (expression); \
+    if (!status_.ok()) return status_;          \
   } while (false)

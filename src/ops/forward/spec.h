@@ -6,8 +6,8 @@
 
 namespace flash_kda {
 
-inline constexpr float kNormEpsilon = 1e-6F;      // under the root of the l2 norms of q and k
-inline constexpr double kMinLowerBound = -5.0;    // a token decays a channel by e^-5 at most
-inline constexpr int kBlock = 16;                 // tokens over which 2^(-decay) may be formed
+inline constexpr float kNormEpsilon = 1e-6F;    // under the root of the l2 norms of q and k
+inline constexpr double kMinLowerBound = -5.0;  // a token decays a channel by e^-5 at most
+inline constexpr int kBlock = 16;               // tokens over which 2^(-decay) may be formed
 
 }  // namespace flash_kda

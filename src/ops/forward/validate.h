@@ -1,0 +1,16 @@
+// From the caller's arguments to a legal problem, or the reason why they are not legal.
+#pragma once
+
+#include "ops/forward/problem.h"
+
+namespace flash_kda {
+
+// Checks every argument's dtype, shape, strides, device and value, and that out and final_state
+// overlap no input they would destroy. Offsets in cu_seqlens are read only where they lie in host
+// memory; data of other tensors never.
+Status validate(const ForwardArgs& args, ForwardProblem* problem);
+
+// The offsets of a problem with cu_seqlens in host memory: from 0, never decreasing, at most T.
+Status check_offsets(const ForwardProblem& problem);
+
+}  // namespace flash_kda
