@@ -1,0 +1,196 @@
+"""The functions that the package offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flash_kda import _ctypes, _errors
+from flash_kda._operator import forward as _forward
+
+_NO_BOUND = (
+    "lower_bound: expected a float in [-5, 0], got None. Only the bounded gate, lower_bound * "
+    "sigmoid(exp(A_log) * (g + dt_bias)), is supported; the softplus gate without a bound is not "
+    "(flash-linear-attention's Triton kernels take it)."
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether one implementation would run a call."""
+
+    name: str
+    accepted: bool
+    reason: str  # why not; empty when accepted
+
+    def __str__(self) -> str:
+        return f"{self.name}: " + ("accepted" if self.accepted else f"refused, {self.reason}")
+
+
+def fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float,
+    out: torch.Tensor | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    lower_bound: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Computes Kimi Delta Attention over whole sequences and returns ``out``.
+
+    Per sequence and head, with a state S [V, K] and, per token, over K = 128 key channels::
+
+        k^ = k * rsqrt(sum(k^2) + 1e-6)          q^ likewise
+        S <- S * diag(exp(lower_bound * sigmoid(exp(A_log) * (g + dt_bias))))
+        S <- S + sigmoid(beta) * (v - S k^) k^T
+        o = scale * S q^
+
+    All tensors lie on one device. B, T, H are batch, tokens and heads; N is the number of
+    sequences: B, or ``len(cu_seqlens) - 1``. It is for inference only: no gradients.
+
+    Args:
+        q, k, v, g: [B, T, H, 128] bfloat16; g is the gate before its activation. The batch and
+            token strides are free.
+        beta: [B, T, H] bfloat16 or float32 logits, any strides.
+        scale: multiplies the output.
+        out: [B, T, H, 128] bfloat16, written; None allocates it. Rows that belong to no sequence
+            are left as they are.
+        A_log: [H] float32 or bfloat16; None means zeros.
+        dt_bias: [H, 128] or [H * 128] float32 or bfloat16; None means zeros.
+        lower_bound: of the natural-log decay of one token, in [-5, 0]. Must be given.
+        initial_state: [N, H, V, K] float32 or bfloat16; None means zeros.
+        final_state: likewise, written; None means not wanted. May be the same tensor as
+            initial_state.
+        cu_seqlens: [N + 1] int64 or int32, offsets of the sequences in T, from 0; B must then
+            be 1.
+        workspace: [bytes] uint8 of at least ``get_workspace_size(B * T, H, N)`` bytes; None
+            allocates what is needed.
+
+    Raises:
+        ValueError: a shape, stride, device or value is not legal.
+        TypeError: a dtype is not legal, or an argument is no tensor.
+        NotImplementedError: no implementation here can run the call, or gradients are wanted.
+        RuntimeError: the device or the system failed.
+    """
+    if lower_bound is None:
+        raise ValueError(_NO_BOUND)
+    try:
+        if torch.is_grad_enabled():
+            _refuse_gradients(q, k, v, g, beta, A_log, dt_bias, initial_state)
+        if out is None:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        _forward(
+            *(q, k, v, g, beta, scale, out, workspace, A_log, dt_bias, lower_bound),
+            *(initial_state, final_state, cu_seqlens),
+        )
+    except Exception as error:
+        raise _errors.translate(
+            error,
+            {"q": q, "k": k, "v": v, "g": g, "beta": beta},
+            {
+                "out": out,
+                "A_log": A_log,
+                "dt_bias": dt_bias,
+                "initial_state": initial_state,
+                "final_state": final_state,
+                "cu_seqlens": cu_seqlens,
+                "workspace": workspace,
+            },
+            {"scale": scale, "lower_bound": lower_bound},
+        ) from None
+    return out
+
+
+def _refuse_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    A_log: torch.Tensor | None,
+    dt_bias: torch.Tensor | None,
+    initial_state: torch.Tensor | None,
+) -> None:
+    if not (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or g.requires_grad
+        or beta.requires_grad
+        or (A_log is not None and A_log.requires_grad)
+        or (dt_bias is not None and dt_bias.requires_grad)
+        or (initial_state is not None and initial_state.requires_grad)
+    ):
+        return
+    named = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "g": g,
+        "beta": beta,
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "initial_state": initial_state,
+    }
+    names = ", ".join(name for name, t in named.items() if t is not None and t.requires_grad)
+    raise NotImplementedError(
+        f"flash_kda.fwd is for inference only, and gradients are wanted of {names}. Call it under "
+        "torch.inference_mode() or torch.no_grad(), or detach them."
+    )
+
+
+def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
+    """Bytes of workspace that suffice for N sequences of T_total tokens in all and H heads.
+
+    Integer arithmetic alone; it never falls when an argument grows.
+    """
+    return _ctypes.workspace_size(T_total, H, N)
+
+
+def explain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float,
+    out: torch.Tensor | None = None,
+    A_log: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    lower_bound: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    final_state: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+) -> list[Verdict]:
+    """Says of each implementation, best first, whether it would run ``fwd`` of these arguments.
+
+    Nothing is run or written. Arguments that are not legal are every implementation's reason.
+    """
+    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    optional = {
+        "out": out,
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "initial_state": initial_state,
+        "final_state": final_state,
+        "cu_seqlens": cu_seqlens,
+        "workspace": workspace,
+    }
+    _errors.check_tensors(given, optional)
+    if lower_bound is None:
+        return [Verdict(name, False, _NO_BOUND) for name in _ctypes.implementation_names()]
+    _errors.check_numbers({"scale": scale, "lower_bound": lower_bound})
+    if out is None:
+        optional["out"] = torch.empty_like(v, memory_format=torch.contiguous_format)
+    lines = _ctypes.explain(float(scale), float(lower_bound), **given, **optional)
+    verdicts = (line.split("\t", 2) for line in lines.splitlines())
+    return [Verdict(name, word == "accepted", reason) for name, word, reason in verdicts]

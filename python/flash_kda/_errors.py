@@ -1,0 +1,60 @@
+"""From the core's status codes to Python's exceptions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+# The numbers of enum flash_kda_status in flash_kda/c_api.h.
+EXCEPTIONS: dict[int, type[Exception]] = {
+    1: ValueError,
+    2: TypeError,
+    3: NotImplementedError,
+    4: RuntimeError,
+}
+
+# How python/binding/torch_binding.cc puts the code in front of the message.
+_CODED = re.compile(r"\[flash_kda:(\d)\] (.*)", re.DOTALL)
+
+
+def from_status(code: int, message: str) -> Exception:
+    """The exception that a status other than OK becomes."""
+    return EXCEPTIONS.get(code, RuntimeError)(message)
+
+
+def check_tensors(tensors: Mapping[str, object], optional: Mapping[str, object]) -> None:
+    """Raises TypeError for the first argument that is no tensor."""
+    for name, value in [*tensors.items(), *optional.items()]:
+        if isinstance(value, torch.Tensor) or (value is None and name in optional):
+            continue
+        expected = "a torch.Tensor or None" if name in optional else "a torch.Tensor"
+        raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
+def check_numbers(numbers: Mapping[str, object]) -> None:
+    """Raises TypeError for the first argument that does not convert to float."""
+    for name, value in numbers.items():
+        try:
+            float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise TypeError(f"{name}: expected a float, got {type(value).__name__}") from None
+
+
+def translate(
+    error: Exception,
+    tensors: Mapping[str, object],
+    optional: Mapping[str, object],
+    numbers: Mapping[str, object],
+) -> Exception:
+    """What to raise for an exception out of the operator or of the code around it."""
+    coded = _CODED.match(str(error))
+    if coded:
+        return from_status(int(coded[1]), coded[2])
+    try:
+        check_tensors(tensors, optional)
+        check_numbers(numbers)
+    except TypeError as wrong_type:
+        return wrong_type
+    return error
