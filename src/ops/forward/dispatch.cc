@@ -84,6 +84,7 @@ Status plan_forward(const ForwardArgs& args, ForwardPlan* plan) {
 Status forward(const ForwardArgs& args) {
   ForwardProblem problem;
   FLASH_KDA_RETURN_IF_ERROR(validate(args, &problem));
+  FLASH_KDA_RETURN_IF_ERROR(check_memory(args));
   const ForwardImpl* impl = nullptr;
   FLASH_KDA_RETURN_IF_ERROR(choose(problem, &impl));
   const int64_t needed = workspace_bytes(*impl, problem);

@@ -84,6 +84,13 @@ int64_t element_count(const TensorRef& tensor) {
   return count;
 }
 
+Status check_memory(const Named& argument) {
+  const TensorRef& tensor = *argument.tensor;
+  if (!tensor.given() || tensor.data != nullptr || element_count(tensor) == 0) return {};
+  return Status::invalid_value(
+      message(argument.name, "memory for shape " + shape_text(tensor), "a null pointer"));
+}
+
 // q, k, v, g or out: [B, T, H, 128] with dense [H, 128].
 Status check_rows(const Named& argument, const ForwardProblem& p, Rows* rows) {
   FLASH_KDA_RETURN_IF_ERROR(check_given(argument));
@@ -184,6 +191,7 @@ Status check_cu_seqlens(const TensorRef& cu_seqlens, ForwardProblem* p) {
   p->sequences = cu_seqlens.shape[0] - 1;
   p->cu_seqlens = {cu_seqlens.data, cu_seqlens.dtype};
   if (p->device.type != DeviceType::kCpu) return {};
+  FLASH_KDA_RETURN_IF_ERROR(check_memory(argument));
   return check_offsets(*p);
 }
 
@@ -306,6 +314,23 @@ Status check_offsets(const ForwardProblem& p) {
   return {};
 }
 
+Status check_memory(const ForwardArgs& args) {
+  const Named arguments[] = {{"q", &args.q},
+                             {"k", &args.k},
+                             {"v", &args.v},
+                             {"g", &args.g},
+                             {"beta", &args.beta},
+                             {"out", &args.out},
+                             {"A_log", &args.A_log},
+                             {"dt_bias", &args.dt_bias},
+                             {"initial_state", &args.initial_state},
+                             {"final_state", &args.final_state},
+                             {"cu_seqlens", &args.cu_seqlens},
+                             {"workspace", &args.workspace}};
+  for (const Named& argument : arguments) FLASH_KDA_RETURN_IF_ERROR(check_memory(argument));
+  return {};
+}
+
 Status validate(const ForwardArgs& args, ForwardProblem* problem) {
   ForwardProblem p;
   FLASH_KDA_RETURN_IF_ERROR(check_given({"q", &args.q}));
@@ -317,8 +342,11 @@ Status validate(const ForwardArgs& args, ForwardProblem* problem) {
   p.heads = args.q.shape[2];
   p.device = args.q.device;
   p.stream = args.stream;
-  if (p.device.type == DeviceType::kOther) {
-    return Status::invalid_value(message("q", "a tensor on cpu or cuda", "another device"));
+  if (p.batch < 0 || p.tokens < 0 || p.heads < 0) {
+    return Status::invalid_value(message("q", "extents of at least 0", shape_text(args.q)));
+  }
+  if (p.device.type != DeviceType::kCpu && p.device.type != DeviceType::kCuda) {
+    return Status::invalid_value(message("q", "a tensor on device cpu or cuda", "another device"));
   }
   FLASH_KDA_RETURN_IF_ERROR(check_rows({"q", &args.q}, p, &p.q));
   FLASH_KDA_RETURN_IF_ERROR(check_rows({"k", &args.k}, p, &p.k));

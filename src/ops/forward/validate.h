@@ -10,6 +10,9 @@ namespace flash_kda {
 // memory; data of other tensors never.
 Status validate(const ForwardArgs& args, ForwardProblem* problem);
 
+// That tensors with elements have memory. Apart from validate, because planning needs none.
+Status check_memory(const ForwardArgs& args);
+
 // The offsets of a problem with cu_seqlens in host memory: from 0, never decreasing, at most T.
 Status check_offsets(const ForwardProblem& problem);
 
