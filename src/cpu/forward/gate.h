@@ -1,0 +1,67 @@
+// Gates: the decay of every key channel and the strength beta of every token's update.
+//
+//   w = lower_bound * log2(e) * sigmoid(exp(A_log) * (g + dt_bias))        log2 of one token's
+//   decay beta = sigmoid(beta logit)
+//
+// Decays are products over several tokens, so w is summed up. Sums stay inside a block of 16
+// tokens, where they are at most 116 in magnitude: 2^-sum is then a normal float too.
+#pragma once
+
+#include <cmath>
+
+#include "cpu/forward/head.h"
+#include "cpu/forward/tiles.h"
+#include "cpu/forward/vectors.h"
+
+namespace flash_kda::cpu::FLASH_KDA_ISA {
+
+// Of one head.
+struct GateParameters {
+  float bias[kHeadDim];  // dt_bias
+  float rate;            // exp(A_log)
+  float bound;           // lower_bound in log2 units
+};
+
+inline void load_gate(const Head& head, GateParameters* gate) {
+  gate->rate = head.gate_rate;
+  gate->bound = head.lower_bound * kLog2E;
+  if (head.dt_bias != nullptr) {
+    load_values(head.dt_bias, head.dt_bias_dtype, 0, gate->bias, kHeadDim);
+  } else {
+    for (float& bias : gate->bias) bias = 0.0F;
+  }
+}
+
+// w of one token in one channel.
+inline float log2_decay(float g, float bias, float rate, float bound) {
+  return bound / (1.0F + exp_clamped(-rate * (g + bias)));
+}
+
+// Tokens first ... first + rows - 1 of the head; those past `rows` decay nothing.
+inline void gate_block(const Head& head, const GateParameters& gate, int64_t first, int rows,
+                       BlockDecay* block) {
+  float* __restrict sum = block->log2_total;
+  for (int c = 0; c < kHeadDim; ++c) sum[c] = 0.0F;
+  for (int i = 0; i < kBlock; ++i) {
+    float* __restrict decay = block->decay[i];
+    float* __restrict inverse = block->inverse[i];
+    if (i < rows) {
+      const uint16_t* __restrict g = head.g.row(first + i);
+      for (int c = 0; c < kHeadDim; ++c) {
+        sum[c] += log2_decay(to_float(g[c]), gate.bias[c], gate.rate, gate.bound);
+      }
+    }
+    for (int c = 0; c < kHeadDim; ++c) {
+      decay[c] = exp2_bounded(sum[c]);
+      inverse[c] = 1.0F / decay[c];
+    }
+  }
+}
+
+inline float beta_of(const Head& head, int64_t token) {
+  float logit;
+  load_values(head.beta, head.beta_dtype, token * head.beta_stride, &logit, 1);
+  return 1.0F / (1.0F + ::expf(-logit));
+}
+
+}  // namespace flash_kda::cpu::FLASH_KDA_ISA
