@@ -5,6 +5,7 @@ namespace flash_kda {
 std::span<const ForwardImpl* const> forward_impls() {
   static const ForwardImpl* const list[] = {
 #ifdef FLASH_KDA_WITH_CUDA
+      &cuda::recurrent::kForward,
       &cuda::sm90::kForward,
       &cuda::portable::kForward,
 #endif

@@ -29,6 +29,9 @@ namespace cpu {
 extern const ForwardImpl kForward;
 }
 #ifdef FLASH_KDA_WITH_CUDA
+namespace cuda::recurrent {
+extern const ForwardImpl kForward;
+}
 namespace cuda::portable {
 extern const ForwardImpl kForward;
 }

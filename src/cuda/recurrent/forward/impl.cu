@@ -1,0 +1,47 @@
+// cuda.recurrent: sequences of a few tokens on any device of compute capability 8.0 and newer.
+#include <string>
+
+#include "cuda/common/check.h"
+#include "cuda/common/device.h"
+#include "cuda/recurrent/forward/kernel.cuh"
+#include "ops/forward/impls.h"
+
+namespace flash_kda::cuda::recurrent {
+namespace {
+
+// Up to so many tokens a sequence this loop is at the cost of its state traffic, below that of a
+// chunked implementation, which handles a whole chunk for each. With cu_seqlens only the mean is
+// known here; a long sequence among many empty ones is slow, not wrong.
+constexpr int64_t kMaxTokens = 8;
+constexpr int64_t kMaxMeanTokens = 2;
+
+Status accepts(const ForwardProblem& p) {
+  if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
+  if (p.cu_seqlens.data != nullptr && p.tokens > kMaxMeanTokens * p.sequences) {
+    return Status::unsupported("T: expected at most " + std::to_string(kMaxMeanTokens) +
+                               " tokens a sequence on average with cu_seqlens, got " +
+                               std::to_string(p.tokens) +
+                               " for N = " + std::to_string(p.sequences));
+  }
+  if (p.cu_seqlens.data == nullptr && p.tokens > kMaxTokens) {
+    return Status::unsupported("T: expected at most " + std::to_string(kMaxTokens) + ", got " +
+                               std::to_string(p.tokens));
+  }
+  return check_built_for(p.device.index, reinterpret_cast<const void*>(&flash_kda_recurrent));
+}
+
+int64_t workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
+
+Status run(const ForwardProblem& p, void*, int64_t) {
+  DeviceGuard guard;
+  FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
+  const auto blocks = static_cast<unsigned>(p.sequences * p.heads * kBlocksPerHead);
+  flash_kda_recurrent<<<blocks, kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+  return launch_status("flash_kda_recurrent");
+}
+
+}  // namespace
+
+const ForwardImpl kForward = {"cuda.recurrent", accepts, workspace_bytes, run};
+
+}  // namespace flash_kda::cuda::recurrent
