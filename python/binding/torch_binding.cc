@@ -16,12 +16,17 @@ namespace {
 
 using torch::stable::Tensor;
 
+// Beside the numbers of flash_kda::StatusCode: becomes torch.OutOfMemoryError.
+constexpr int kOutOfMemory = 5;
+
 // Torch makes a RuntimeError of whatever is thrown here. The code in front lets
 // python/flash_kda/_errors.py raise the exception of the right type instead.
+[[noreturn]] void throw_coded(int code, const std::string& message) {
+  throw std::runtime_error("[flash_kda:" + std::to_string(code) + "] " + message);
+}
+
 void throw_if_error(const flash_kda::Status& status) {
-  if (status.ok()) return;
-  throw std::runtime_error("[flash_kda:" + std::to_string(static_cast<int>(status.code())) + "] " +
-                           status.message());
+  if (!status.ok()) throw_coded(static_cast<int>(status.code()), status.message());
 }
 
 flash_kda::DType to_dtype(const Tensor& tensor) {
@@ -103,8 +108,8 @@ Tensor allocate_workspace(int64_t bytes, const Tensor& like) {
   AtenTensorHandle handle = nullptr;
   if (aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(), device_type,
                                device_index, &handle) != TORCH_SUCCESS) {
-    throw_if_error(flash_kda::Status::runtime("workspace: torch could not allocate " +
-                                              std::to_string(bytes) + " bytes"));
+    throw_coded(kOutOfMemory,
+                "workspace: torch could not allocate " + std::to_string(bytes) + " bytes");
   }
   return Tensor(handle);
 }

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 import torch
 
-# The numbers of enum flash_kda_status in flash_kda/c_api.h.
+# The numbers of enum flash_kda_status in flash_kda/c_api.h, and the binding's own one for a
+# workspace that torch can't allocate (torch < 2.5 has the exception in torch.cuda alone).
 EXCEPTIONS: dict[int, type[Exception]] = {
     1: ValueError,
     2: TypeError,
     3: NotImplementedError,
     4: RuntimeError,
+    5: getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError),
 }
 
 # How python/binding/torch_binding.cc puts the code in front of the message.
