@@ -336,12 +336,16 @@ def test_compiles_in_one_graph_with_dynamic_tokens(backend):
 def test_compiled_call_writes_the_given_output():
     call = make_call(12)
     expected = flash_kda.fwd(**make_call(12))
+    args = operator_args(call)[1:6]
+
+    def layer(q, out):
+        return flash_kda.fwd(
+            *(q, *args, out, call["A_log"], call["dt_bias"], -5.0),
+            initial_state=call["initial_state"],
+        )
+
     torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q, out: flash_kda.fwd(**(call | {"q": q, "out": out})),
-        fullgraph=True,
-        backend="aot_eager",
-    )
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.inference_mode():
         returned = compiled(call["q"], call["out"])
     assert returned is call["out"]
