@@ -1,0 +1,225 @@
+"""``check``: every implementation that runs here against the exact result."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+import flash_kda
+from flash_kda import cases
+from flash_kda.cli import machine, peers, plots, tables
+from flash_kda.cli.errors import Error, differences, exact, sequence_rows
+
+DESCRIPTION = (
+    "Compares every implementation that runs on this machine with the fp64 reference, before it "
+    "rounds, over the case list, and on a GPU FLA's Triton kernels too where they are installed. "
+    "Fails when a number is not finite or an error is above the limit."
+)
+
+# The relative errors that are allowed, of the output and of an fp32 state, by what computes: fp64,
+# fp32 on the CPU, bf16 products on a GPU. Rounding an output to bf16 alone makes about 1.7e-3.
+REFERENCE_LIMITS = (3e-3, 1e-7)
+LIMITS = {"cpu": (3e-3, 1e-5), "cuda": (3e-2, 5e-2)}
+BF16_STATE_LIMIT = 3e-3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation on one case."""
+
+    case: str
+    tokens: str
+    heads: int
+    inputs: str
+    implementation: str
+    device: str
+    out: Error | None
+    state: Error | None
+    failure: str = ""  # what it raised instead
+    passed: bool = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=["accuracy", "shapes"],
+        metavar="LIST",
+        help="case lists, by name or path (default: accuracy shapes)",
+    )
+    parser.add_argument("--only", metavar="WORD", help="cases whose name contains the word")
+    parser.add_argument("--plot", action="store_true", help="also draw the error distributions")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write check.md, .json, .png")
+    parser.add_argument("--no-peers", action="store_true", help="leave FLA's kernels out")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.plot and (reason := plots.missing()):
+        print(reason, file=sys.stderr)
+        return 2
+    chosen = [case for name in args.cases for case in cases.load(name)]
+    chosen = [case for case in chosen if args.only is None or args.only in case.name]
+    if not chosen:
+        print(f"check: no case has {args.only!r} in its name", file=sys.stderr)
+        return 2
+    spread: dict[str, dict[str, torch.Tensor]] = {}
+    rows: list[Row] = []
+    for case in chosen:
+        rows += _check(case, not args.no_peers, spread)
+        for row in rows:
+            if row.failure:
+                print(f"{row.case}, {row.implementation}: {row.failure}", file=sys.stderr)
+    report = _report(rows)
+    print(report)
+    _save(args, rows, report, spread)
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def _check(
+    case: cases.Case, with_peers: bool, spread: dict[str, dict[str, torch.Tensor]]
+) -> list[Row]:
+    """All rows of one case. ``spread`` gets the differences of outputs, by inputs and name."""
+    if "gpu" in case.tags and not torch.cuda.is_available():
+        return []
+    inputs = cases.make_inputs(case)
+    exact_out, exact_state = exact(inputs)
+    exact_out = sequence_rows(case, exact_out)
+    rows = []
+    for name, device, call in _implementations(case, inputs, with_peers):
+        row = {"case": case.name, "tokens": case.tokens_text, "heads": case.heads}
+        row |= {"inputs": case.inputs, "implementation": name, "device": device.type}
+        try:
+            out, state = call()
+        except Exception as error:  # a row of the table, not the end of it
+            failure = f"{type(error).__name__}: {error}"
+            rows.append(Row(**row, out=None, state=None, failure=failure, passed=name in _PEERS))
+            continue
+        found = sequence_rows(case, out)
+        out_error = Error.between(found, exact_out)
+        state_error = None if state is None else Error.between(state, exact_state)
+        passed = name in _PEERS or _passes(name, device, case, out_error, state_error)
+        rows.append(Row(**row, out=out_error, state=state_error, passed=passed))
+        if found.numel():
+            by_name = spread.setdefault(case.inputs, {})
+            by_name.setdefault(name, differences(found, exact_out))  # of the first such case
+    return rows
+
+
+_PEERS = (peers.FLA_TRITON,)
+_Call = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
+
+
+def _implementations(
+    case: cases.Case, inputs: cases.Inputs, with_peers: bool
+) -> Iterator[tuple[str, torch.device, _Call]]:
+    """Everything that runs the case here: its name, its device and a function that runs it."""
+    for device in machine.devices()[:2]:
+        here = inputs.to(device)
+        for verdict in flash_kda.explain(**here.kwargs()):
+            if verdict.accepted:
+                yield verdict.name, device, lambda n=verdict.name, x=here: _run_forced(n, x)
+        fla_takes = case.rows > 0 and case.initial != "bf16" and case.final != "bf16"
+        if with_peers and device.type == "cuda" and fla_takes and peers.missing_fla() is None:
+            yield peers.FLA_TRITON, device, lambda x=here: peers.fla_triton(x)
+
+
+def _run_forced(name: str, inputs: cases.Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    fresh = inputs.fresh()
+    with machine.forced(name):
+        flash_kda.fwd(**fresh.kwargs())
+    return fresh.out, fresh.final_state
+
+
+def _passes(
+    name: str, device: torch.device, case: cases.Case, out: Error, state: Error | None
+) -> bool:
+    is_reference = name == machine.REFERENCE
+    out_limit, state_limit = REFERENCE_LIMITS if is_reference else LIMITS[device.type]
+    if case.final == "bf16":
+        state_limit = max(state_limit, BF16_STATE_LIMIT)
+    if not out.finite or out.relative > out_limit:
+        return False
+    return state is None or (state.finite and state.relative <= state_limit)
+
+
+# --- report -------------------------------------------------------------------------------------
+
+_HEADER = ("case", "tokens", "H", "implementation")
+_ERROR_HEADER = ("max", "MAE", "RMSE", "relative")
+
+
+def _report(rows: list[Row]) -> str:
+    fla = {row.case: row for row in rows if row.implementation == peers.FLA_TRITON}
+    header = [*_HEADER, *(f"o {e}" for e in _ERROR_HEADER), *(f"S {e}" for e in _ERROR_HEADER)]
+    header += ["o/FLA", "S/FLA"] if fla else []
+    header.append("")
+    lines = []
+    for row in rows:
+        line = [row.case, row.tokens, str(row.heads), row.implementation]
+        line += [*_error_cells(row.out), *_error_cells(row.state)]
+        if fla:
+            line += _ratio_cells(row, fla.get(row.case))
+        lines.append([*line, _outcome(row)])
+    ours = [row for row in rows if row.implementation not in _PEERS]
+    failed = [row for row in ours if not row.passed]
+    names = ", ".join(dict.fromkeys(row.implementation for row in ours))
+    summary = (
+        f"{len(ours)} comparisons with the exact result ({names}), {len(failed)} failed. o: "
+        "output, S: final state. Relative: norm of the difference by norm of the exact. The rows "
+        "of reference show what rounding the results alone costs."
+    )
+    return tables.markdown(header, lines) + "\n\n" + summary
+
+
+def _error_cells(error: Error | None) -> list[str]:
+    if error is None:
+        return ["-"] * len(_ERROR_HEADER)
+    return [f"{x:.1e}" for x in (error.largest, error.mean, error.rms, error.relative)]
+
+
+def _ratio_cells(row: Row, fla: Row | None) -> list[str]:
+    def ratio(ours: Error | None, theirs: Error | None) -> str:
+        if ours is None or theirs is None or theirs.relative == 0:
+            return "-"
+        return f"{ours.relative / theirs.relative:.2f}"
+
+    if fla is None or row is fla:
+        return ["-", "-"]
+    return [ratio(row.out, fla.out), ratio(row.state, fla.state)]
+
+
+def _outcome(row: Row) -> str:
+    if row.failure:
+        return "raised"
+    if row.out is not None and not row.out.finite:
+        return "NOT FINITE"
+    return "" if row.passed else "ABOVE LIMIT"
+
+
+def _save(
+    args: argparse.Namespace,
+    rows: list[Row],
+    report: str,
+    spread: dict[str, dict[str, torch.Tensor]],
+) -> None:
+    if args.out is None and not args.plot:
+        return
+    folder = args.out or Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    device = machine.devices()[-1]
+    about = machine.description(device)
+    text = f"# Errors, {machine.device_name(device)}\n\n{tables.facts(about)}\n\n{report}\n"
+    if args.plot:
+        plots.error_distributions(spread, folder / "check.png", machine.device_name(device))
+        text += "\n![Error distributions](check.png)\n"
+    (folder / "check.md").write_text(text, encoding="utf-8")
+    record = {"about": about, "rows": [asdict(row) for row in rows]}
+    (folder / "check.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    written = ", ".join(sorted(path.name for path in folder.glob("check.*")))
+    print(f"written to {folder.resolve()}: {written}")
