@@ -159,6 +159,15 @@ inline std::vector<InputKind> input_kinds() {
          repeat_key(x);
          x->initial_state.assign(x->initial_state.size(), 0.0F);
        }},
+      {"one key, slow gates per channel", 8192, 1,
+       [](ForwardInputs* x) {
+         set_plain_gates(x, 0.0F, 8.0F);
+         repeat_key(x);
+         for (size_t i = 0; i < x->g.size(); ++i) {
+           x->g[i] = float_to_bf16(-8.0F - 0.05F * static_cast<float>(i % kHeadDim));
+         }
+         x->initial_state.assign(x->initial_state.size(), 0.0F);
+       }},
       {"cosine 0.99, g=-6, beta logit 4", 2048, 1,
        [](ForwardInputs* x) {
          set_plain_gates(x, -6.0F, 4.0F);
@@ -172,6 +181,7 @@ inline std::vector<InputKind> input_kinds() {
       {"no decay", 1024, 1, [](ForwardInputs* x) { x->lower_bound = 0.0; }},
       {"q = k = 0", 100, 1,
        [](ForwardInputs* x) {
+         x->lower_bound = -0.01;
          fill_bf16(&x->q, 0.0F);
          fill_bf16(&x->k, 0.0F);
        }},

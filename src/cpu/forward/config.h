@@ -14,7 +14,7 @@ inline constexpr int kSlice = 64;
 inline constexpr int kSlices = kHeadDim / kSlice;
 
 // Sequences of at most this many tokens go token by token: cheaper than one padded chunk.
-inline constexpr int kDirectTokens = 16;
+inline constexpr int kDirectTokens = 32;
 
 // With fewer heads than threads, chunks of a head that are prepared ahead of its recurrence.
 inline constexpr int kAhead = 4;

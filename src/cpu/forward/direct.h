@@ -1,5 +1,5 @@
-// Short sequences, token by token, straight from the equations: no chunk, no transposed state. Each
-// row of the state goes through all the tokens while it lies in registers or the first cache.
+// Short sequences, token by token, straight from the equations: no chunk, no transposed state. A
+// few rows of the state at a time go through all the tokens.
 #pragma once
 
 #include "cpu/forward/gate.h"
@@ -29,34 +29,56 @@ inline void load_tokens(const Head& head, int tokens, DirectTokens* x) {
     const uint16_t* __restrict g = head.g.row(t);
     float* __restrict decay = x->decay[t];
     for (int c = 0; c < kHeadDim; ++c) {
-      decay[c] = exp2_bounded(log2_decay(to_float(g[c]), gate.bias[c], gate.rate, gate.bound));
+      decay[c] = exp2_in_range(log2_decay(to_float(g[c]), gate.bias[c], gate.rate, gate.bound));
     }
     for (int c = 0; c < kHeadDim; ++c) x->k[t][c] *= k_factor;
     for (int c = 0; c < kHeadDim; ++c) x->q[t][c] *= q_factor;
   }
 }
 
-// One row of the state through all the tokens: o[., v].
-inline void step_row(int tokens, int v, float* __restrict s, DirectTokens* x) {
-  for (int t = 0; t < tokens; ++t) {
-    const float* __restrict decay = x->decay[t];
-    const float* __restrict k = x->k[t];
-    const float* __restrict q = x->q[t];
-    float recalled = 0.0F;
-#pragma omp simd reduction(+ : recalled)
-    for (int c = 0; c < kHeadDim; ++c) {
-      s[c] *= decay[c];
-      recalled += s[c] * k[c];
-    }
-    const float correction = x->beta[t] * (x->v[t][v] - recalled);
-    float read = 0.0F;
-#pragma omp simd reduction(+ : read)
-    for (int c = 0; c < kHeadDim; ++c) {
-      s[c] += correction * k[c];
-      read += s[c] * q[c];
-    }
-    x->o[t][v] = read;
+// Four V rows of the state, from row v on, through one token. Together they share what they load of
+// the token and hide the latency of each other's sums.
+inline constexpr int kTogether = 4;
+
+inline void step_rows(int t, int v, float (*s)[kHeadDim], DirectTokens* x) {
+  const float* decay = x->decay[t];
+  const float* k = x->k[t];
+  const float* q = x->q[t];
+  float s0 = 0.0F, s1 = 0.0F, s2 = 0.0F, s3 = 0.0F;  // S k^
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+  for (int c = 0; c < kHeadDim; ++c) {
+    s[0][c] *= decay[c];
+    s[1][c] *= decay[c];
+    s[2][c] *= decay[c];
+    s[3][c] *= decay[c];
+    s0 += s[0][c] * k[c];
+    s1 += s[1][c] * k[c];
+    s2 += s[2][c] * k[c];
+    s3 += s[3][c] * k[c];
   }
+  const float* value = &x->v[t][v];
+  const float beta = x->beta[t];
+  const float r0 = beta * (value[0] - s0);
+  const float r1 = beta * (value[1] - s1);
+  const float r2 = beta * (value[2] - s2);
+  const float r3 = beta * (value[3] - s3);
+  float o0 = 0.0F, o1 = 0.0F, o2 = 0.0F, o3 = 0.0F;
+#pragma omp simd reduction(+ : o0, o1, o2, o3)
+  for (int c = 0; c < kHeadDim; ++c) {
+    s[0][c] += r0 * k[c];
+    s[1][c] += r1 * k[c];
+    s[2][c] += r2 * k[c];
+    s[3][c] += r3 * k[c];
+    o0 += s[0][c] * q[c];
+    o1 += s[1][c] * q[c];
+    o2 += s[2][c] * q[c];
+    o3 += s[3][c] * q[c];
+  }
+  float* o = &x->o[t][v];
+  o[0] = o0;
+  o[1] = o1;
+  o[2] = o2;
+  o[3] = o3;
 }
 
 // A whole sequence of at most kDirectTokens tokens, state in and out.
@@ -64,15 +86,15 @@ inline void run_direct(const Head& head) {
   const int tokens = static_cast<int>(head.tokens);
   DirectTokens x;
   load_tokens(head, tokens, &x);
-  for (int v = 0; v < kHeadDim; ++v) {
-    alignas(64) float row[kHeadDim] = {};
+  for (int v = 0; v < kHeadDim; v += kTogether) {
+    alignas(64) float rows[kTogether][kHeadDim] = {};
     const int64_t offset = int64_t{kHeadDim} * v;
     if (head.initial_state != nullptr) {
-      load_values(head.initial_state, head.initial_dtype, offset, row, kHeadDim);
+      load_values(head.initial_state, head.initial_dtype, offset, rows[0], kTogether * kHeadDim);
     }
-    step_row(tokens, v, row, &x);
+    for (int t = 0; t < tokens; ++t) step_rows(t, v, rows, &x);
     if (head.final_state != nullptr) {
-      store_values(head.final_state, head.final_dtype, offset, row, kHeadDim);
+      store_values(head.final_state, head.final_dtype, offset, rows[0], kTogether * kHeadDim);
     }
   }
   for (int t = 0; t < tokens; ++t) {

@@ -38,22 +38,23 @@ inline float log2_decay(float g, float bias, float rate, float bound) {
 }
 
 // Tokens first ... first + rows - 1 of the head; those past `rows` decay nothing.
-inline void gate_block(const Head& head, const GateParameters& gate, int64_t first, int rows,
-                       BlockDecay* block) {
-  float* __restrict sum = block->log2_total;
-  for (int c = 0; c < kHeadDim; ++c) sum[c] = 0.0F;
+[[gnu::noinline]] inline void gate_block(const Head& head, const GateParameters& gate,
+                                         int64_t first, int rows, BlockDecay* block) {
+  alignas(64) float sum[kHeadDim] = {};
   for (int i = 0; i < kBlock; ++i) {
-    float* __restrict decay = block->decay[i];
-    float* __restrict inverse = block->inverse[i];
     if (i < rows) {
-      const uint16_t* __restrict g = head.g.row(first + i);
+      const uint16_t* g = head.g.row(first + i);
+#pragma omp simd
       for (int c = 0; c < kHeadDim; ++c) {
         sum[c] += log2_decay(to_float(g[c]), gate.bias[c], gate.rate, gate.bound);
       }
     }
+#pragma omp simd
     for (int c = 0; c < kHeadDim; ++c) {
-      decay[c] = exp2_bounded(sum[c]);
-      inverse[c] = 1.0F / decay[c];
+      const float decay = exp2_in_range(sum[c]);
+      block->log2[i][c] = sum[c];
+      block->decay[i][c] = decay;
+      block->inverse[i][c] = 1.0F / decay;
     }
   }
 }

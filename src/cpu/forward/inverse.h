@@ -43,6 +43,7 @@ inline void invert(const float (*L)[kChunk], const float* beta, float (*T)[kChun
   for (int first = 0; first < kChunk; first += 2 * kBlock) merge_blocks<kBlock>(L, first, T);
   merge_blocks<2 * kBlock>(L, 0, T);
   for (int i = 0; i < kChunk; ++i) {
+#pragma omp simd
     for (int j = 0; j < kChunk; ++j) T[i][j] *= beta[j];
   }
 }

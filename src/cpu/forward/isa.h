@@ -20,12 +20,12 @@
 
 namespace flash_kda::cpu::FLASH_KDA_ISA {
 
-// A row-major float matrix in memory that somebody else owns; Stride is its row pitch in elements.
-template <int Rows, int Columns, int Stride = Columns>
-using Matrix = Eigen::Map<Eigen::Matrix<float, Rows, Columns, Eigen::RowMajor>, Eigen::Unaligned,
+// A row-major matrix in memory that somebody else owns; Stride is its row pitch in elements.
+template <int Rows, int Columns, int Stride = Columns, class T = float>
+using Matrix = Eigen::Map<Eigen::Matrix<T, Rows, Columns, Eigen::RowMajor>, Eigen::Unaligned,
                           Eigen::OuterStride<Stride>>;
-template <int Rows, int Columns, int Stride = Columns>
-using ConstMatrix = Eigen::Map<const Eigen::Matrix<float, Rows, Columns, Eigen::RowMajor>,
+template <int Rows, int Columns, int Stride = Columns, class T = float>
+using ConstMatrix = Eigen::Map<const Eigen::Matrix<T, Rows, Columns, Eigen::RowMajor>,
                                Eigen::Unaligned, Eigen::OuterStride<Stride>>;
 
 }  // namespace flash_kda::cpu::FLASH_KDA_ISA

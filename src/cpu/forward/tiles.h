@@ -10,10 +10,10 @@ namespace flash_kda::cpu {
 struct alignas(64) ChunkTiles {
   // kd and qd by blocks of 16 tokens: kd of block 0, qd of block 0, kd of block 1, ...
   float rows[2 * kChunk][kHeadDim];
-  float kr[kChunk][kHeadDim];
+  double kr[kChunk][kHeadDim];
   float T[kChunk][kChunk];
   float M[kChunk][kChunk];
-  float d[kHeadDim];
+  double d[kHeadDim];
 };
 
 // Where token i of the chunk stands in ChunkTiles::rows.
@@ -23,13 +23,15 @@ constexpr int qd_row(int i) { return kd_row(i) + kBlock; }
 // From the gates to the preparation: one block of tokens. c_i is the sum of the tokens' log2 decays
 // from the block's first through token i.
 struct alignas(64) BlockDecay {
+  float log2[kBlock][kHeadDim];     // c_i
   float decay[kBlock][kHeadDim];    // 2^c_i; the last is the decay over the whole block
   float inverse[kBlock][kHeadDim];  // 2^-c_i
-  float log2_total[kHeadDim];       // c of the last token
 };
 
 struct alignas(64) PrepareScratch {
   BlockDecay blocks[kBlocks];
+  float k_hat[kChunk][kHeadDim];
+  float columns[kChunk][kHeadDim];  // k^ decayed to the end of its block, later of its half
   // Of the block at hand, anchored at its middle: rows of k^ then q^, and columns.
   float middle_rows[2 * kBlock][kHeadDim];
   float middle_columns[kBlock][kHeadDim];
@@ -37,17 +39,21 @@ struct alignas(64) PrepareScratch {
   float beta[kChunk];
 };
 
-// V columns slice * kSlice ... of the transposed state, [K, V].
-using StateSlice = float[kHeadDim][kSlice];
+// V columns slice * kSlice ... of the transposed state, [K, V]. In double: a token's update is a
+// difference of much larger terms when keys repeat, and what a sum in float loses there adds up
+// over all the chunks for as long as the decay is slow.
+using StateSlice = double[kHeadDim][kSlice];
 
 struct alignas(64) State {
   StateSlice slices[kSlices];
 };
 
 struct alignas(64) RecurScratch {
+  float S[kHeadDim][kSlice];  // the state rounded to float
   float P[2 * kChunk][kSlice];
   float X[kChunk][kSlice];
   float R[kChunk][kSlice];
+  double R_wide[kChunk][kSlice];
 };
 
 }  // namespace flash_kda::cpu

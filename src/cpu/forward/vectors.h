@@ -25,15 +25,15 @@ inline uint16_t to_bf16(float value) {
   return static_cast<uint16_t>((is_nan ? quiet : rounded) >> 16);
 }
 
-// 2^r for r in [-1/2, 1/2], relative error 1e-8 before rounding; exactly 1 at 0.
-inline float exp2_fraction(float r) {
+// 2^r - 1 for r in [-1/2, 1/2]; 2^r has a relative error of 1e-8 before it is rounded.
+inline float exp2_minus_one(float r) {
   float p = 1.54614478e-4F;
   p = p * r + 1.33908668e-3F;
   p = p * r + 9.61805694e-3F;
   p = p * r + 5.55035695e-2F;
   p = p * r + 2.40226507e-1F;
   p = p * r + 6.93147182e-1F;
-  return p * r + 1.0F;
+  return p * r;
 }
 
 // Adding it rounds a float below 2^22 to an integer, which then stands in the low bits.
@@ -44,12 +44,20 @@ inline float exp2_integer(float rounded) {
   return std::bit_cast<float>((std::bit_cast<uint32_t>(rounded) << 23) + 0x3f800000U);
 }
 
-// 2^x for x <= 127; 0 below -126. NaN for NaN.
-inline float exp2_bounded(float x) {
-  const float clamped = x < -126.0F ? -126.0F : x;
-  const float rounded = clamped + kRounder;
-  const float power = exp2_fraction(clamped - (rounded - kRounder)) * exp2_integer(rounded);
-  return x < -126.0F ? 0.0F : power;
+// 2^x for x in [-126, 127]. NaN for NaN.
+inline float exp2_in_range(float x) {
+  const float rounded = x + kRounder;
+  return (exp2_minus_one(x - (rounded - kRounder)) + 1.0F) * exp2_integer(rounded);
+}
+
+// 2^x for x <= 0, with the relative accuracy of a float for 1 - 2^x too: slow decays are near 1.
+// At least 2^-126.
+inline double exp2_wide(float x) {
+  x = x < -126.0F ? -126.0F : x;
+  const float rounded = x + kRounder;
+  const float power = exp2_integer(rounded);
+  return static_cast<double>(power) +
+         static_cast<double>(power * exp2_minus_one(x - (rounded - kRounder)));
 }
 
 // e^x for x in [-87, 87], which x is clamped to. ln 2 is subtracted in two parts, the first of so
@@ -60,7 +68,7 @@ inline float exp_clamped(float x) {
   const float rounded = x * kLog2E + kRounder;
   const float n = rounded - kRounder;
   const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
-  return exp2_fraction(r * kLog2E) * exp2_integer(rounded);
+  return (exp2_minus_one(r * kLog2E) + 1.0F) * exp2_integer(rounded);
 }
 
 inline void load_row(const uint16_t* __restrict row, float* __restrict values, int count) {
