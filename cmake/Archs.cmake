@@ -5,8 +5,9 @@
 #        all     every supported architecture
 #        none    CPU-only
 #        a list  "80,90a", "9.0a 12.0a", commas, semicolons or blanks between
-# Out: FLASH_KDA_ARCHS  "80;90a", empty for a CPU-only build
-#      FLASH_KDA_NVCC   the compiler, when FLASH_KDA_ARCHS is not empty
+# Out: FLASH_KDA_ARCHS         "80;90a", empty for a CPU-only build
+#      FLASH_KDA_NVCC          the compiler, when FLASH_KDA_ARCHS is not empty
+#      FLASH_KDA_CUDA_VERSION  its version, "13.0"; empty for a CPU-only build
 # Run by `cmake -P` it defines its functions and chooses nothing.
 include_guard(GLOBAL)
 
@@ -98,7 +99,7 @@ function(flash_kda_find_nvcc out)
   set(${out} "${nvcc}" PARENT_SCOPE)
 endfunction()
 
-function(flash_kda_check_nvcc nvcc)
+function(flash_kda_check_nvcc nvcc out_version)
   execute_process(COMMAND "${nvcc}" --version OUTPUT_VARIABLE text ERROR_VARIABLE text
                   RESULT_VARIABLE status)
   string(REGEX MATCH "release ([0-9]+\\.[0-9]+)" found "${text}")
@@ -110,6 +111,7 @@ function(flash_kda_check_nvcc nvcc)
                         "(${nvcc}). Set CUDACXX or CUDA_HOME to a newer toolkit, or "
                         "FLASH_KDA_CUDA_ARCHS=none for a CPU-only build.")
   endif()
+  set(${out_version} "${CMAKE_MATCH_1}" PARENT_SCOPE)
 endfunction()
 
 function(flash_kda_choose_archs)
@@ -126,6 +128,7 @@ function(flash_kda_choose_archs)
 
   flash_kda_find_nvcc(nvcc)
   set(archs "")
+  set(version "")
   if(word STREQUAL "auto")
     flash_kda_visible_devices(devices)
     if(nvcc AND NOT devices)
@@ -152,16 +155,17 @@ function(flash_kda_choose_archs)
                           "none found. Set CUDA_HOME or CUDACXX, or FLASH_KDA_CUDA_ARCHS=none for "
                           "a CPU-only build.")
     endif()
-    flash_kda_check_nvcc("${nvcc}")
+    flash_kda_check_nvcc("${nvcc}" version)
   endif()
   if(archs)
     list(JOIN archs ", " shown)
-    message(STATUS "CUDA architectures: ${shown} (${nvcc})")
+    message(STATUS "CUDA architectures: ${shown} (CUDA ${version}, ${nvcc})")
   else()
     message(STATUS "CUDA architectures: none, a CPU-only build")
   endif()
   set(FLASH_KDA_ARCHS "${archs}" PARENT_SCOPE)
   set(FLASH_KDA_NVCC "${nvcc}" PARENT_SCOPE)
+  set(FLASH_KDA_CUDA_VERSION "${version}" PARENT_SCOPE)
 endfunction()
 
 if(NOT CMAKE_SCRIPT_MODE_FILE)

@@ -7,6 +7,7 @@
 
 from flash_kda._api import Verdict, explain, fwd, get_workspace_size
 from flash_kda._ctypes import version as _version
+from flash_kda._operator import forward as _fwd_raw  # noqa: F401, for callers of that name
 
 __version__ = _version()
 

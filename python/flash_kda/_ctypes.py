@@ -70,15 +70,20 @@ class _ForwardPlan(ctypes.Structure):
     ]
 
 
+def find_binary(name: str) -> Path | None:
+    """A file of the package that the build made."""
+    # An editable install keeps these in another folder of the package than this file.
+    folders = [Path(__file__).parent, *map(Path, sys.modules["flash_kda"].__path__)]
+    return next((folder / name for folder in folders if (folder / name).exists()), None)
+
+
 def _load() -> ctypes.CDLL:
     name = "libflash_kda.dylib" if sys.platform == "darwin" else "libflash_kda.so"
-    # An editable install keeps the library in another folder of the package than this file.
-    folders = [Path(__file__).parent, *map(Path, sys.modules[__package__].__path__)]
-    path = next((f / name for f in folders if (f / name).exists()), None)
+    path = find_binary(name)
     if path is None:
         raise ImportError(
-            f"flash_kda: {name} is not in {folders[0]}. Install the package (pip install .) and "
-            "import it from outside its source tree."
+            f"flash_kda: {name} is not in {Path(__file__).parent}. Install the package "
+            "(pip install .) and import it from outside its source tree."
         )
     library = ctypes.CDLL(str(path))
     found = library.flash_kda_abi_version()

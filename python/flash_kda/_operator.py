@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from pathlib import Path
 
 import torch
 
-from flash_kda import _ctypes
+from flash_kda import _build_info, _ctypes
 
 MIN_TORCH = (2, 4)
 MIN_TORCH_FOR_BINDING = (2, 10)
@@ -46,8 +45,7 @@ def _load_binding() -> bool:
         )
     if wanted == "ctypes" or (wanted == "auto" and found < MIN_TORCH_FOR_BINDING):
         return False
-    folders = dict.fromkeys([Path(__file__).parent, *map(Path, _package_path())])
-    path = next((f / "_torch.so" for f in folders if (f / "_torch.so").exists()), None)
+    path = _ctypes.find_binary("_torch.so")
     if path is None and wanted == "torch":
         raise ImportError(f"{BINDING_ENV}=torch: this installation was built without the binding")
     if path is None:
@@ -55,24 +53,19 @@ def _load_binding() -> bool:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
+        message = (
+            f"flash_kda: its torch operator, built with torch {_build_info.TORCH}, does not load "
+            f"in torch {torch.__version__}: {error}"
+        )
         if wanted == "torch":
-            raise ImportError(
-                f"flash_kda: {path} does not load in torch {torch.__version__}: {error}"
-            ) from error
+            raise ImportError(message) from error
         warnings.warn(
-            f"flash_kda: its operator does not load in torch {torch.__version__}, so calls go "
-            f"through ctypes, which costs time: {error}",
+            f"{message}. Calls go through ctypes, with a higher overhead.",
             RuntimeWarning,
             stacklevel=2,
         )
         return False
     return True
-
-
-def _package_path() -> list[str]:
-    import flash_kda
-
-    return list(flash_kda.__path__)
 
 
 def _register_with_ctypes() -> torch.library.Library:

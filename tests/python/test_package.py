@@ -95,6 +95,17 @@ def test_positional_call_equals_keywords():
     assert torch.equal(call["final_state"], same["final_state"])
 
 
+def test_names_that_some_callers_use():
+    """The operator itself, with the workspace in the eighth place."""
+    import flash_kda_C
+
+    call, expected = make_call(9), flash_kda.fwd(**make_call(9))
+    workspace = torch.empty(flash_kda_C.get_workspace_size(9, HEADS), dtype=torch.uint8)
+    flash_kda_C.fwd(*operator_args(call | {"workspace": workspace}))
+    assert torch.equal(call["out"], expected)
+    assert flash_kda._fwd_raw is flash_kda_C.fwd
+
+
 def test_none_parameters_are_zeros():
     none = flash_kda.fwd(**make_call(A_log=None, dt_bias=None))
     zeros = flash_kda.fwd(**make_call(A_log=torch.zeros(HEADS), dt_bias=torch.zeros(HEADS * 128)))
