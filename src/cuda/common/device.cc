@@ -1,0 +1,107 @@
+#include "cuda/common/device.h"
+
+#include <array>
+#include <memory>
+#include <mutex>
+
+#include "cuda/common/check.h"
+#include "flash_kda/backends.h"
+
+namespace flash_kda::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+struct Entry {
+  std::mutex mutex;
+  bool asked = false;
+  Status status;
+  DeviceProperties properties;
+};
+
+Status ask_attribute(int device, cudaDeviceAttr attribute, int* value) {
+  FLASH_KDA_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(value, attribute, device));
+  return {};
+}
+
+Status ask(int device, DeviceProperties* p) {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // it is reported here, not by the next launch
+    return Status::unsupported(std::string("no usable CUDA driver or device: ") +
+                               cudaGetErrorString(error));
+  }
+  if (device < 0 || device >= count) {
+    return Status::unsupported("device cuda:" + std::to_string(device) + ": expected one of the " +
+                               std::to_string(count) + " visible devices");
+  }
+  FLASH_KDA_RETURN_IF_ERROR(ask_attribute(device, cudaDevAttrComputeCapabilityMajor, &p->major));
+  FLASH_KDA_RETURN_IF_ERROR(ask_attribute(device, cudaDevAttrComputeCapabilityMinor, &p->minor));
+  FLASH_KDA_RETURN_IF_ERROR(
+      ask_attribute(device, cudaDevAttrMultiProcessorCount, &p->multiprocessors));
+  FLASH_KDA_RETURN_IF_ERROR(
+      ask_attribute(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, &p->shared_bytes_per_block));
+  cudaDeviceProp all;
+  FLASH_KDA_RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&all, device));
+  p->name = all.name;
+  return {};
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+}  // namespace
+
+Status device_properties(int device, const DeviceProperties** properties) {
+  static std::array<Entry, kMaxDevices> entries;
+  if (device < 0 || device >= kMaxDevices) {
+    return Status::unsupported("device cuda:" + std::to_string(device) +
+                               ": expected an index below " + std::to_string(kMaxDevices));
+  }
+  Entry& entry = entries[static_cast<size_t>(device)];
+  const std::lock_guard<std::mutex> lock(entry.mutex);
+  if (!entry.asked) {
+    entry.status = ask(device, &entry.properties);
+    entry.asked = true;
+  }
+  *properties = &entry.properties;
+  return entry.status;
+}
+
+std::string device_text(int device, const DeviceProperties& p) {
+  return p.name + " (cuda:" + std::to_string(device) + ", compute capability " +
+         std::to_string(p.major) + "." + std::to_string(p.minor) + ")";
+}
+
+Status check_built_for(int device, const void* kernel) {
+  const DeviceProperties* properties = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(device, &properties));
+  DeviceGuard guard;
+  FLASH_KDA_RETURN_IF_ERROR(guard.enter(device));
+  cudaFuncAttributes attributes;
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error == cudaSuccess) return {};
+  (void)cudaGetLastError();
+  return Status::unsupported("no code for " + device_text(device, *properties) +
+                             " in this build, which holds " + joined(built_cuda_archs()) + ": " +
+                             cudaGetErrorString(error));
+}
+
+DeviceGuard::~DeviceGuard() {
+  if (previous_ >= 0) (void)cudaSetDevice(previous_);
+}
+
+Status DeviceGuard::enter(int device) {
+  int current = 0;
+  FLASH_KDA_RETURN_IF_CUDA_ERROR(cudaGetDevice(&current));
+  if (current == device) return {};
+  FLASH_KDA_RETURN_IF_CUDA_ERROR(cudaSetDevice(device));
+  previous_ = current;
+  return {};
+}
+
+}  // namespace flash_kda::cuda

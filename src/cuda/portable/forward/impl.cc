@@ -1,0 +1,167 @@
+// cuda.portable: refusals, workspace and the sequence of launches.
+#include "cuda/portable/forward/impl.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "cuda/common/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/offsets.h"
+#include "cuda/portable/forward/config.h"
+#include "cuda/portable/forward/launch.h"
+#include "cuda/portable/forward/layout.h"
+#include "ops/forward/impls.h"
+
+namespace flash_kda::cuda::portable {
+namespace {
+
+constexpr int kMinCapability = 80;
+constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
+constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+
+Layout layout_of(const ForwardProblem& p, const Options& options) {
+  return make_layout(p.tokens_total(), p.heads, p.sequences, options.record_budget);
+}
+
+// The most sequences that one window touches: each has a slot in it.
+int64_t sequences_per_window(const ForwardProblem& p, const Layout& layout) {
+  return std::min(p.sequences, layout.slots_per_window);
+}
+
+Status accepts(const ForwardProblem& p) {
+  if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
+  if (device->capability() < kMinCapability) {
+    return Status::unsupported("expected a device of compute capability 8.0 or higher, got " +
+                               device_text(p.device.index, *device));
+  }
+  FLASH_KDA_RETURN_IF_ERROR(check_built_for(p.device.index, prepare_entry()));
+  const Layout layout = layout_of(p, {});
+  const int64_t blocks = std::max(layout.slots_per_window * p.heads,
+                                  sequences_per_window(p, layout) * p.heads * kRowGroups);
+  if (layout.slots <= kMostSlots && blocks <= kMostBlocks) return {};
+  return Status::unsupported("expected at most " + std::to_string(kMostSlots) +
+                             " chunks of 32 tokens and " + std::to_string(kMostBlocks) +
+                             " blocks, got " + std::to_string(layout.slots) + " and " +
+                             std::to_string(blocks));
+}
+
+int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) {
+  return workspace_bytes_with({}, tokens_total, heads, sequences);
+}
+
+// Blocks that share the V rows of a head: the fewest that give two thirds of the multiprocessors
+// something to do, since each of them reads all records of its head.
+int row_parts(int64_t sequence_heads, const DeviceProperties& device) {
+  int parts = recurrence_shared_bytes(1) <= device.shared_bytes_per_block ? 1 : 2;
+  while (parts < kRowGroups && sequence_heads * parts * 3 < int64_t{2} * device.multiprocessors) {
+    parts *= 2;
+  }
+  return parts;
+}
+
+TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspace) {
+  TilePlan plan;
+  plan.sequences = static_cast<int32_t>(p.sequences);
+  plan.tokens = p.tokens;
+  if (p.cu_seqlens) {
+    plan.bounds = layout.bounds.in(workspace);
+    plan.first_slots = layout.first_slots.in(workspace);
+    plan.slot_sequences = layout.slot_sequences.in(workspace);
+  } else {
+    plan.slots_per_sequence = static_cast<int32_t>(slots_of(p.tokens));
+  }
+  return plan;
+}
+
+PrepareParams prepare_params(const ForwardProblem& p, const TilePlan& plan) {
+  // A bound of 0 would make 0 * infinity; this one decays nothing either.
+  constexpr double kLeastBound = -1e-30;
+  PrepareParams params;
+  params.q = p.q;
+  params.k = p.k;
+  params.g = p.g;
+  params.beta = p.beta;
+  params.A_log = p.A_log;
+  params.dt_bias = p.dt_bias;
+  params.inverse_bound =
+      static_cast<float>(1.0 / std::min(p.lower_bound * 1.4426950408889634, kLeastBound));
+  params.heads = static_cast<int32_t>(p.heads);
+  params.plan = plan;
+  return params;
+}
+
+RecurrenceParams recurrence_params(const ForwardProblem& p, const TilePlan& plan) {
+  RecurrenceParams params;
+  params.v = p.v;
+  params.out = p.out;
+  params.initial_state = p.initial_state;
+  params.final_state = p.final_state;
+  params.scale = p.scale;
+  params.heads = static_cast<int32_t>(p.heads);
+  params.plan = plan;
+  return params;
+}
+
+Carry carry_of(const Layout& layout, int64_t boundary, void* workspace) {
+  const int64_t turn = boundary % 2;
+  return {layout.carry_state[turn].in(workspace), layout.carry_unit[turn].in(workspace)};
+}
+
+Status run(const ForwardProblem& p, void* workspace, int64_t workspace_size) {
+  return run_with({}, p, workspace, workspace_size);
+}
+
+}  // namespace
+
+int64_t workspace_bytes_with(const Options& options, int64_t tokens_total, int64_t heads,
+                             int64_t sequences) {
+  return make_layout(tokens_total, heads, sequences, options.record_budget).bytes;
+}
+
+Status run_with(const Options& options, const ForwardProblem& p, void* workspace,
+                int64_t workspace_size) {
+  const Layout layout = layout_of(p, options);
+  if (layout.slots == 0) return {};
+  if (workspace_size < layout.bytes) {
+    return Status::invalid_value("workspace: expected at least " + std::to_string(layout.bytes) +
+                                 " bytes, got " + std::to_string(workspace_size));
+  }
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
+  DeviceGuard guard;
+  FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
+  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
+  auto* stream = static_cast<cudaStream_t>(p.stream);
+
+  const TilePlan plan = make_plan(p, layout, workspace);
+  if (p.cu_seqlens) FLASH_KDA_RETURN_IF_ERROR(launch_plan({p.cu_seqlens, plan}, stream));
+  PrepareParams prepare = prepare_params(p, plan);
+  RecurrenceParams recurrence = recurrence_params(p, plan);
+  prepare.records = layout.records.in(workspace);
+  recurrence.records = prepare.records;
+  const int64_t sequences = sequences_per_window(p, layout);
+  recurrence.row_parts =
+      options.row_parts != 0 ? options.row_parts : row_parts(sequences * p.heads, *device);
+  for (int64_t i = 0; i < layout.windows; ++i) {
+    const int64_t begin = i * layout.slots_per_window;
+    prepare.window = {
+        static_cast<int32_t>(begin),
+        static_cast<int32_t>(std::min(layout.slots_per_window, layout.slots - begin))};
+    recurrence.window = prepare.window;
+    recurrence.carry_in = carry_of(layout, i, workspace);
+    recurrence.carry_out = carry_of(layout, i + 1, workspace);
+    if (p.tokens > 0) FLASH_KDA_RETURN_IF_ERROR(launch_prepare(prepare, stream));
+    FLASH_KDA_RETURN_IF_ERROR(
+        launch_recurrence(recurrence, static_cast<int32_t>(sequences), stream));
+  }
+  return {};
+}
+
+const ForwardImpl kForward = {"cuda.portable", accepts, workspace_bytes, run};
+
+}  // namespace flash_kda::cuda::portable

@@ -1,0 +1,120 @@
+// A power of two for each V row, which keeps the row inside fp16's range: the state S and the
+// values v of a row are held times `unit`, exactly, and results are divided by it.
+//
+// All of S, X and R in the same row scale alike, so nothing else changes. A row is fitted again
+// only when it leaves a wide band, and what is done to it depends on that row alone.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_kda::cuda::portable {
+
+// S of 16 rows: channels 8 j + 2c, + 1 of row g at [j][0, 1], of row g + 8 at [j][2, 3].
+using RowState = float[16][4];
+// [16 rows, 32 tokens] likewise: tokens 8 t + 2c, + 1.
+using RowTokens = float[4][4];
+// The state as operand A, a slice of 16 channels at a time: words of row g at 0, 2, of g + 8 at 1,
+// 3.
+using RowOperand = uint32_t[8][4];
+
+struct RowScale {
+  float unit[2] = {1.0F, 1.0F};     // of rows g and g + 8
+  float inverse[2] = {1.0F, 1.0F};  // 1 / unit, exactly
+};
+
+inline constexpr float kLargestUnit = 0x1p100F;
+inline constexpr float kSmallestUnit = 0x1p-126F;
+
+// The band: |S| < 2 and |v| < 128, since an X or R of such rows stays far inside fp16's range; and
+// one of them at least 2^-7, since smaller numbers would lose bits.
+inline constexpr float kValueLimit = 128.0F;
+inline constexpr float kFaint = 0x1p-7F;
+inline constexpr uint32_t kStateLimitBits = 0x40004000U;  // set in fp16 from 2 on
+inline constexpr uint32_t kFaintBits = 0x60006000U;       // clear below 2^-7
+inline constexpr float kStateLimit = 1.99F;               // what rounds to 2 counts as 2
+
+// The largest magnitude of each row among this lane's columns.
+template <int kTiles>
+__device__ __forceinline__ void row_maxima(const float (&x)[kTiles][4], float (&most)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = 0.0F;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      most[r] = fmaxf(most[r], fmaxf(fabsf(x[j][2 * r]), fabsf(x[j][2 * r + 1])));
+    }
+  }
+}
+
+// Whether all four lanes of some row have their bit set.
+__device__ __forceinline__ bool some_whole_row(uint32_t lanes) {
+  lanes &= lanes >> 1;
+  return (lanes & (lanes >> 2) & 0x11111111U) != 0;
+}
+
+// Whether some row of the warp has left its band. All lanes get the same answer.
+__device__ __forceinline__ bool some_row_unfit(const RowOperand& state, const RowTokens& values,
+                                               const RowScale& scale) {
+  float most[2];
+  row_maxima(values, most);
+  bool hot = false;
+  bool faint[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int s = 0; s < 8; ++s) bits |= state[s][r] | state[s][r + 2];
+    hot = hot || (bits & kStateLimitBits) != 0 || most[r] >= kValueLimit;
+    faint[r] = (bits & kFaintBits) == 0 && most[r] < kFaint && scale.unit[r] < kLargestUnit;
+  }
+  constexpr uint32_t kAll = 0xffffffffU;
+  return __any_sync(kAll, hot) || some_whole_row(__ballot_sync(kAll, faint[0])) ||
+         some_whole_row(__ballot_sync(kAll, faint[1]));
+}
+
+// The factor that brings a row of largest magnitude `most` into [1/2, 1).
+__device__ __forceinline__ float fitting_factor(float most) {
+  constexpr uint32_t kOneExponent = 127;
+  const uint32_t exponent = __float_as_uint(most) >> 23;
+  if (exponent == 0) return kLargestUnit;  // a row of zeros
+  if (exponent == 0xff) return 1.0F;       // infinite or no number: nothing to save
+  const uint32_t factor = 2 * kOneExponent - 1 - min(exponent, 2 * kOneExponent - 2);
+  return __uint_as_float(factor << 23);
+}
+
+// Fits the rows that have left their band, or all if `all`.
+__device__ __forceinline__ void fit_rows(RowState& state, RowTokens& values, RowScale& scale,
+                                         bool all) {
+  float state_most[2], value_most[2];
+  row_maxima(state, state_most);
+  row_maxima(values, value_most);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+      state_most[r] = fmaxf(state_most[r], __shfl_xor_sync(0xffffffffU, state_most[r], lanes));
+      value_most[r] = fmaxf(value_most[r], __shfl_xor_sync(0xffffffffU, value_most[r], lanes));
+    }
+    const float most = fmaxf(state_most[r], value_most[r]);
+    const bool unfit =
+        all || state_most[r] >= kStateLimit || value_most[r] >= kValueLimit || most < kFaint;
+    if (!unfit) continue;
+    const float wanted = scale.unit[r] * fitting_factor(most);
+    const float unit = fminf(fmaxf(wanted, kSmallestUnit), kLargestUnit);
+    const float factor = unit / scale.unit[r];
+    scale.unit[r] = unit;
+    scale.inverse[r] = 1.0F / unit;
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      state[j][2 * r] *= factor;
+      state[j][2 * r + 1] *= factor;
+    }
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      values[t][2 * r] *= factor;
+      values[t][2 * r + 1] *= factor;
+    }
+  }
+}
+
+}  // namespace flash_kda::cuda::portable
