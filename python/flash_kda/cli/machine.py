@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,6 +145,12 @@ def _set_environment(name: str, value: str | None) -> None:
 def forced(implementation: str | None) -> contextlib.AbstractContextManager[None]:
     """Only this implementation runs meanwhile; None: the list decides."""
     return environment(FORCE_ENV, implementation)
+
+
+def chosen(call: Mapping[str, object]) -> str | None:
+    """The implementation that would run these arguments of fwd; None where none can."""
+    verdicts = flash_kda.explain(**call)
+    return next((verdict.name for verdict in verdicts if verdict.accepted), None)
 
 
 @contextlib.contextmanager

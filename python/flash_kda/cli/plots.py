@@ -86,25 +86,25 @@ def bars(
     figure.savefig(path, dpi=120)
 
 
-def lines(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+def curves(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
     path: Path,
-    title: str,
     xlabel: str,
     ylabel: str,
     log_x: bool = False,
     marks: Mapping[str, float] | None = None,
 ) -> None:
-    """One line a name, from (x, y), and upright marks at places with a name."""
-    figure, (ax,) = _figure(1, 1, (9.0, 4.5))
-    for name, (x, y) in series.items():
-        ax.plot(x, y, marker="." if len(x) < 30 else None, label=name)
-    for name, place in (marks or {}).items():
-        ax.axvline(place, color="gray", linestyle=":", linewidth=1)
-        ax.text(place, ax.get_ylim()[1], f" {name}", fontsize=8, va="top", color="gray")
-    if log_x:
-        ax.set_xscale("log", base=2)
-    ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
-    ax.set_ylim(bottom=0)
-    ax.legend(fontsize=8)
+    """Panels side by side by title, one line a name from (x, y); marks are places with a name."""
+    figure, axes = _figure(1, len(panels), (6.5 * len(panels), 4.5))
+    for ax, (title, series) in zip(axes, panels.items(), strict=True):
+        for name, (x, y) in series.items():
+            ax.plot(x, y, marker="o" if len(x) < 30 else None, label=name, linewidth=1.2)
+        if log_x:
+            ax.set_xscale("log", base=2)
+        ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
+        ax.set_ylim(bottom=0)
+        for name, place in (marks or {}).items():
+            ax.axvline(place, color="gray", linestyle=":", linewidth=1)
+            ax.text(place, ax.get_ylim()[1], f" {name}", fontsize=8, va="top", color="gray")
+        ax.legend(fontsize=8, loc="upper right" if log_x else "best")
     figure.savefig(path, dpi=120)
