@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -36,10 +37,10 @@ def check_tensors(tensors: Mapping[str, object], optional: Mapping[str, object])
 
 
 def check_numbers(numbers: Mapping[str, object]) -> None:
-    """Raises TypeError for the first argument that does not convert to float."""
+    """Raises TypeError for the first argument that is no number."""
     for name, value in numbers.items():
         try:
-            float(value)  # type: ignore[arg-type]
+            math.isnan(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise TypeError(f"{name}: expected a float, got {type(value).__name__}") from None
 

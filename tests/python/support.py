@@ -1,0 +1,272 @@
+"""What the tests of forward calls share: the implementations of this machine, the oracle, errors.
+
+Inputs come from flash_kda.cases. A call is written as in a case file, without the name:
+``target.make("13,27 2 randn fp32 bf16")``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any
+
+import flash_kda
+import pytest
+import torch
+from flash_kda import cases
+from flash_kda.cases import HEAD_DIM, Case, Inputs
+
+FORCE_ENV = "FLASH_KDA_FORCE_IMPL"
+ORACLE = "reference"
+
+# These run whatever is legal. The others may refuse a call with a reason, which skips a test.
+UNIVERSAL = ("cpu", "reference", "cuda.portable")
+
+# Relative Frobenius errors (of the output, of the final state) that each input kind may show.
+# On the CPU the output's own rounding to bf16 is 1.7e-3 of the first.
+CPU_LIMITS = (3e-3, 1e-5)
+CUDA_LIMITS = {
+    "randn": (0.0057, 0.0046),
+    "bench": (0.0057, 0.0046),
+    "fla-test": (0.0060, 0.0060),
+    "slow": (0.0067, 0.0057),
+    "slower": (0.0067, 0.0057),
+    "fla-init": (0.0067, 0.0057),
+    "half-fast": (0.0072, 0.0066),
+    "fastest": (0.0072, 0.0066),
+    "tiny-v": (0.01, 0.01),
+    "huge-v": (0.01, 0.01),
+    "one-key": (0.03, 0.05),
+    "near-6": (0.03, 0.05),
+    "near-9": (0.03, 0.05),
+}
+BF16_ROUNDING = 3e-3  # what a state in bf16 shows at least
+
+SENTINEL = 0x7FC1  # a NaN of its own, for memory that must stay as it is
+
+
+@contextmanager
+def forced(implementation: str) -> Iterator[None]:
+    """Makes every other implementation refuse."""
+    before = os.environ.get(FORCE_ENV)
+    os.environ[FORCE_ENV] = implementation
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[FORCE_ENV]
+        else:
+            os.environ[FORCE_ENV] = before
+
+
+@dataclass(frozen=True)
+class Result:
+    out: torch.Tensor
+    final: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """One implementation on one device."""
+
+    implementation: str
+    device: str
+
+    def make(self, line: str) -> Inputs:
+        return cases.make_inputs(case(line), self.device)
+
+    def call(self, inputs: Inputs, **changes: Any) -> torch.Tensor:  # noqa: ANN401
+        """fwd with these inputs as they are, forced onto this implementation."""
+        with forced(self.implementation):
+            try:
+                return flash_kda.fwd(**{**inputs.kwargs(), **changes})
+            except NotImplementedError as refusal:
+                if self.implementation in UNIVERSAL or "no implementation" not in str(refusal):
+                    raise
+                return pytest.skip(f"refused: {refusal}")
+
+    def run(self, inputs: Inputs, **changes: Any) -> Result:  # noqa: ANN401
+        """fwd into outputs full of NaN."""
+        fresh = inputs.fresh()
+        returned = self.call(fresh, **changes)
+        assert returned is changes.get("out", fresh.out)
+        return Result(returned, changes.get("final_state", fresh.final_state))
+
+    def limits(self, kind: str = "randn") -> tuple[float, float]:
+        return CPU_LIMITS if self.device == "cpu" else CUDA_LIMITS[kind]
+
+    def check(
+        self,
+        inputs: Inputs,
+        result: Result,
+        expected: Result | None = None,
+        kind: str = "randn",
+        state_limit: float = 0.0,
+    ) -> None:
+        """Against the oracle: finite, and within the limits. Rows of no sequence are ignored.
+        state_limit is for a state that no implementation with an fp32 state gets within its own."""
+        expected = expected or oracle(inputs)
+        out_limit = self.limits(kind)[0]
+        state_limit = max(state_limit, self.limits(kind)[1])
+        rows = row_count(inputs)
+        check_close("out", result.out[:, :rows], expected.out[:, :rows], out_limit)
+        if result.final is not None:
+            if result.final.dtype == torch.bfloat16:
+                state_limit = max(state_limit, BF16_ROUNDING)
+            check_close("final_state", result.final, expected.final, state_limit)
+
+    def run_and_check(self, inputs: Inputs, kind: str = "randn") -> Result:
+        result = self.run(inputs)
+        self.check(inputs, result, kind=kind)
+        return result
+
+
+@cache
+def targets() -> list[Target]:
+    """Every implementation that runs something on this machine, on its device."""
+    found = []
+    for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        for name in accepted(device):
+            found.append(Target(name, device))
+    return found
+
+
+def accepted(device: str) -> list[str]:
+    """Names of the implementations that take a single token or a longer sequence."""
+    names: dict[str, None] = {}
+    for tokens in (256, 1):
+        inputs = cases.make_inputs(case(f"1x{tokens} 1 randn none none"), device)
+        names |= {v.name: None for v in flash_kda.explain(**inputs.kwargs()) if v.accepted}
+    return list(names)
+
+
+def expect_error(
+    target: Target,
+    inputs: Inputs,
+    changes: dict[str, Any],
+    kind: type[Exception],
+    *words: str,
+) -> None:
+    """The call with these changes raises this exception with these words and writes nothing; the
+    next call works."""
+    arguments = {**inputs.fresh().kwargs(), **changes}
+    before = {n: t.clone() for n, t in arguments.items() if torch.is_tensor(t)}
+    with pytest.raises(kind) as caught:
+        target.call(inputs, **arguments)
+    assert type(caught.value) is kind
+    for word in words:
+        assert word in str(caught.value), f"'{word}' is not in: {caught.value}"
+    for name, tensor in before.items():
+        assert same_bits(arguments[name], tensor), f"{name} was written"
+    target.run_and_check(target.make("1x20 1 randn none fp32"))
+
+
+def case(line: str) -> Case:
+    (only,) = cases.parse(f"test {line}")
+    return only
+
+
+@lru_cache(maxsize=4)
+def case_inputs(one: Case, device: str, drawn_on: str = "cpu") -> Inputs:
+    return cases.make_inputs(one, device, drawn_on)
+
+
+@lru_cache(maxsize=4)
+def case_oracle(one: Case, device: str = "cpu", drawn_on: str = "cpu") -> Result:
+    """The oracle's answer to a case, kept while other implementations run it."""
+    return oracle(case_inputs(one, device, drawn_on))
+
+
+def oracle(inputs: Inputs) -> Result:
+    """The fp64 token loop on copies of the inputs in host memory; the state in fp32."""
+    copy = inputs.to("cpu").fresh()
+    if copy.final_state is not None:
+        copy = replace(copy, final_state=copy.final_state.float())
+    with forced(ORACLE):
+        flash_kda.fwd(**copy.kwargs())
+    return Result(copy.out, copy.final_state)
+
+
+def row_count(inputs: Inputs) -> int:
+    """Rows of T that belong to a sequence."""
+    return inputs.q.shape[1] if inputs.cu_seqlens is None else int(inputs.cu_seqlens[-1])
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Frobenius norm of the difference over that of what is expected."""
+    actual, expected = actual.cpu().double(), expected.cpu().double()
+    difference, norm = (actual - expected).norm().item(), expected.norm().item()
+    return difference / norm if norm > 0 else difference
+
+
+def check_close(name: str, actual: torch.Tensor, expected: torch.Tensor, limit: float) -> None:
+    assert torch.isfinite(actual).all(), f"{name} is not finite everywhere"
+    error = relative_error(actual, expected)
+    assert error <= limit, f"{name}: relative error {error:.2e}, at most {limit:.1e} is allowed"
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    """Bitwise equality; NaNs compare by their bits."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    by_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(by_size[tensor.element_size()])
+
+
+def check_same(a: Result, b: Result) -> None:
+    assert same_bits(a.out, b.out)
+    assert same_bits(a.final, b.final)
+
+
+def sentinels_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A bf16 tensor of that shape full of a NaN that no implementation writes."""
+    bits = torch.full(tensor.shape, SENTINEL, dtype=torch.int16, device=tensor.device)
+    return bits.view(torch.bfloat16)
+
+
+def tokens_slice(inputs: Inputs, begin: int, end: int, **changes: Any) -> Inputs:  # noqa: ANN401
+    """The call of tokens [begin, end) alone, without cu_seqlens."""
+    rows = {n: getattr(inputs, n)[:, begin:end] for n in ("q", "k", "v", "g", "beta", "out")}
+    return replace(inputs, **{**rows, "cu_seqlens": None, **changes})
+
+
+def solo(inputs: Inputs, sequence: int) -> Inputs:
+    """The call of one sequence of a packed call alone."""
+    begin, end = inputs.cu_seqlens[sequence : sequence + 2].tolist()
+    states = {
+        name: None if state is None else state[sequence : sequence + 1]
+        for name in ("initial_state", "final_state")
+        for state in [getattr(inputs, name)]
+    }
+    return tokens_slice(inputs, begin, end, **states)
+
+
+def pack(inputs: Inputs) -> Inputs:
+    """The sequences of a batch one after the other in B = 1, with cu_seqlens."""
+    batch, tokens = inputs.q.shape[:2]
+    rows = {
+        name: getattr(inputs, name).reshape(1, batch * tokens, *inputs.q.shape[2:])
+        for name in ("q", "k", "v", "g", "out")
+    }
+    beta = inputs.beta.reshape(1, batch * tokens, inputs.beta.shape[2])
+    offsets = torch.arange(batch + 1, device=inputs.q.device) * tokens
+    return replace(inputs, **rows, beta=beta, cu_seqlens=offsets)
+
+
+def clone(inputs: Inputs) -> Inputs:
+    copies = {n: t.clone() if torch.is_tensor(t) else t for n, t in vars(inputs).items()}
+    return replace(inputs, **copies)
+
+
+def state(inputs: Inputs, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Uninitialised memory for a final state of these inputs."""
+    sequences = inputs.q.shape[0] if inputs.cu_seqlens is None else len(inputs.cu_seqlens) - 1
+    shape = (sequences, inputs.q.shape[2], HEAD_DIM, HEAD_DIM)
+    return torch.empty(shape, dtype=dtype, device=inputs.q.device)
