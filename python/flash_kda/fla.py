@@ -117,13 +117,13 @@ def refusals(call: Mapping[str, Any]) -> list[str]:
     if q.dim() == v.dim() == 4 and q.shape[2] != v.shape[2]:
         reasons.append(f"grouped values: expected v of {q.shape[2]} heads as q, got {v.shape[2]}")
     elif call.get("lower_bound") is not None:
-        reasons += _forward_refusal(_forward_arguments(call, copy=False))
+        reasons += _forward_refusal(forward_arguments(call, copy=False))
     return reasons
 
 
 def run(call: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Runs a call of ``chunk_kda`` that has no refusals: its output and final state."""
-    arguments = _forward_arguments(call, copy=True)
+    arguments = forward_arguments(call, copy=True)
     out = flash_kda.fwd(**arguments)
     final = arguments["final_state"]
     if final is not None and not _state_v_first(call):
@@ -135,7 +135,7 @@ def _state_v_first(call: Mapping[str, Any]) -> bool:
     return bool(call.get("state_v_first") or call.get("transpose_state_layout"))
 
 
-def _forward_arguments(call: Mapping[str, Any], copy: bool) -> dict[str, Any]:
+def forward_arguments(call: Mapping[str, Any], copy: bool) -> dict[str, Any]:
     """The arguments of ``flash_kda.fwd``; without copy they are for ``explain`` alone."""
     q, v, cu_seqlens = call["q"], call["v"], call.get("cu_seqlens")
     initial = call.get("initial_state")

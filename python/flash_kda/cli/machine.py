@@ -104,6 +104,15 @@ def devices() -> list[torch.device]:
     return [torch.device("cpu"), *(torch.device("cuda", i) for i in range(count))]
 
 
+def why_no_cuda() -> str:
+    """What keeps torch from seeing a GPU."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if (driver := driver_version()) is None:
+        return "nvidia-smi finds no driver"
+    return f"torch, built for CUDA {torch.version.cuda}, sees none with driver {driver}"
+
+
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
