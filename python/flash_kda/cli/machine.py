@@ -152,7 +152,9 @@ def _set_environment(name: str, value: str | None) -> None:
 
 
 def forced(implementation: str | None) -> contextlib.AbstractContextManager[None]:
-    """Only this implementation runs meanwhile; None: the list decides."""
+    """Only this implementation runs meanwhile; None: as the environment says."""
+    if implementation is None:
+        return contextlib.nullcontext()
     return environment(FORCE_ENV, implementation)
 
 

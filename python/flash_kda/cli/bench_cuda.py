@@ -1,0 +1,222 @@
+"""``bench`` on a GPU: beside a device copy of as many bytes, and FLA's Triton kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import flash_kda
+from flash_kda import cases
+from flash_kda.cli import machine, peers, plots, tables, timing
+
+COPY = "copy"
+_OUR_MARK = "flash_kda"  # in the names of all our kernels, which lie in that namespace
+_COPIES, _FILLS = "Memcpy", "Memset"  # as the profiler names them
+_STATES = ("flushed", "warm")  # of the L2, before each call
+
+
+def run(
+    chosen: list[cases.Case],
+    device: torch.device,
+    implementations: list[str],
+    wanted_peers: list[str],
+    budget: float,
+) -> dict[str, Any]:
+    """Times of every case: by implementation ("auto": what the list chooses) and by peer."""
+    flush = timing.Flush(device)
+    rows = []
+    with torch.cuda.device(device), torch.inference_mode():
+        for case in chosen:
+            row = _row(case, device, implementations, wanted_peers, flush, budget)
+            print("\n".join(_row_lines(row)), file=sys.stderr, flush=True)
+            rows.append(row)
+        return {"rows": rows, "host_us": _host_microseconds(device)}
+
+
+def _row(
+    case: cases.Case,
+    device: torch.device,
+    implementations: list[str],
+    wanted_peers: list[str],
+    flush: timing.Flush,
+    budget: float,
+) -> dict[str, Any]:
+    inputs = cases.make_inputs(case, device, generator_device=device)
+    workspace = flash_kda.get_workspace_size(case.batch * case.tokens, case.heads, case.sequences)
+    arguments = inputs.kwargs()
+    arguments["workspace"] = torch.empty(workspace, dtype=torch.uint8, device=device)
+    calls, notes = _our_calls(arguments, implementations)
+    source = torch.empty(case.bytes_moved // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    calls[COPY] = lambda: target.copy_(source)
+    if "fla" in wanted_peers:
+        calls[peers.FLA_TRITON] = lambda: peers.fla_triton(inputs)
+
+    kernels = {name: _check_kernels(name, call) for name, call in calls.items()}
+    seconds = {
+        state: timing.cuda_seconds(calls, flush if state == "flushed" else None, budget)
+        for state in _STATES
+    }
+    for name in notes:
+        if not torch.isfinite(inputs.out).all():
+            raise RuntimeError(f"{case.name}, {name}: the timed call left numbers not finite")
+    return {
+        "case": case.name,
+        "tokens": case.tokens_text,
+        "heads": case.heads,
+        "inputs": case.inputs,
+        "bytes": case.bytes_moved,
+        "workspace_bytes": workspace,
+        "implementations": notes,
+        "kernels": kernels,
+        "ms": {
+            state: {name: 1e3 * value for name, value in found.items()}
+            for state, found in seconds.items()
+        },
+    }
+
+
+def _our_calls(
+    arguments: dict[str, Any], implementations: list[str]
+) -> tuple[dict[str, timing.Call], dict[str, str]]:
+    """Calls by what was asked for, and by the same names the implementation that runs."""
+    accepted = [v.name for v in flash_kda.explain(**arguments) if v.accepted]
+    if not accepted:
+        reasons = "; ".join(map(str, flash_kda.explain(**arguments)))
+        raise RuntimeError(f"no implementation runs on {arguments['q'].device}: {reasons}")
+    wanted = []
+    for name in implementations:
+        wanted += accepted if name == "all" else [name]
+    calls: dict[str, timing.Call] = {}
+    runs: dict[str, str] = {}
+    for name in dict.fromkeys(wanted):
+        if name != "auto" and name not in accepted:
+            continue
+        calls[name] = _call(None if name == "auto" else name, arguments)
+        runs[name] = accepted[0] if name == "auto" else name
+    return calls, runs
+
+
+def _call(forced: str | None, arguments: dict[str, Any]) -> timing.Call:
+    def call() -> None:
+        with machine.forced(forced):
+            flash_kda.fwd(**arguments)
+
+    return call
+
+
+def _check_kernels(name: str, call: timing.Call) -> list[str]:
+    """The kernels of a call; raises unless they are whose they are said to be."""
+    call()
+    names = timing.kernel_names(call)
+    if name == COPY:
+        return names
+    kernels = [k for k in names if not k.startswith((_COPIES, _FILLS))]
+    if not kernels:
+        raise RuntimeError(f"{name}: the profiler saw no kernel in its call, only {names}")
+    ours = [k for k in kernels if _OUR_MARK in k]
+    if name == peers.FLA_TRITON and ours:
+        raise RuntimeError(f"{name}: expected FLA's kernels alone, saw {ours}")
+    copies = [k for k in names if k.startswith(_COPIES)]
+    if name != peers.FLA_TRITON and (copies or len(ours) != len(kernels)):
+        raise RuntimeError(f"{name}: expected kernels of {_OUR_MARK} alone, saw {names}")
+    return names
+
+
+def _host_microseconds(device: torch.device) -> dict[str, float]:
+    """What a call of one token and one head keeps the host, out and workspace given."""
+    (case,) = cases.parse("one-token 1x1 1 randn none none")
+    arguments = cases.make_inputs(case, device).kwargs()
+    size = flash_kda.get_workspace_size(1, 1, 1)
+    arguments["workspace"] = torch.empty(size, dtype=torch.uint8, device=device)
+    found = {}
+    for verdict in flash_kda.explain(**arguments):
+        if verdict.accepted:
+            with machine.forced(verdict.name):
+                call = lambda a=arguments: flash_kda.fwd(**a)  # noqa: E731
+                found[verdict.name] = 1e6 * timing.host_seconds(call)
+    return found
+
+
+# --- report -------------------------------------------------------------------------------------
+
+_HEADER = (
+    "tokens",
+    "H",
+    "gates",
+    "implementation",
+    "ms",
+    "x copy",
+    "ms, L2 warm",
+    "x copy, L2 warm",
+)
+
+
+def _row_lines(row: dict[str, Any]) -> Iterator[str]:
+    for cells in _cells(row):
+        yield "  ".join(f"{name} {cell}" for name, cell in zip(_HEADER, cells, strict=True))
+
+
+def _cells(row: dict[str, Any]) -> Iterator[list[str]]:
+    for name in row["ms"]["flushed"]:
+        runs = row["implementations"].get(name, name)
+        cells = [row["tokens"], str(row["heads"]), row["inputs"]]
+        cells.append(runs if name == runs or name != "auto" else f"{runs} (auto)")
+        for state in _STATES:
+            ms, copy = row["ms"][state][name], row["ms"][state][COPY]
+            cells += [f"{ms:.4f}", f"{ms / copy:.2f}"]
+        yield cells
+
+
+def report(record: dict[str, Any]) -> str:
+    rows = record["rows"]
+    lines = [cells for row in rows for cells in _cells(row)]
+    parts = [
+        "Median times by CUDA events. Copy: a device copy that reads and writes as many bytes as "
+        f"the call must, {cases.BYTES_PER_TOKEN_HEAD} per token and head and the states, measured "
+        "in turn with the calls. First pair of columns: L2 emptied before each call.",
+        tables.markdown(_HEADER, lines),
+    ]
+    if spread := _gate_spread(rows):
+        parts.append(spread)
+    if record["host_us"]:
+        host = ", ".join(f"{name} {us:.1f} us" for name, us in record["host_us"].items())
+        parts.append(f"Host time of a call from Python, out and workspace given: {host}.")
+    return "\n\n".join(parts)
+
+
+def _gate_spread(rows: list[dict[str, Any]]) -> str:
+    """How far the times of the gate sets are apart for the same shapes."""
+    lines = []
+    for tokens, heads in dict.fromkeys((row["tokens"], row["heads"]) for row in rows):
+        same = [row for row in rows if (row["tokens"], row["heads"]) == (tokens, heads)]
+        if len(same) < 2:
+            continue
+        for name in same[0]["implementations"]:
+            ratios = [r["ms"]["flushed"][name] / r["ms"]["flushed"][COPY] for r in same]
+            apart = max(ratios) / min(ratios) - 1.0
+            lines.append([tokens, str(heads), name, f"{100 * apart:.1f}"])
+    if not lines:
+        return ""
+    table = tables.markdown(["tokens", "H", "implementation", "apart, %"], lines)
+    return f"The gate sets' multiples of the copy are apart by:\n\n{table}"
+
+
+def plot(record: dict[str, Any], path: Path, title: str) -> None:
+    rows = record["rows"]
+    labels = [f"{row['tokens']}  H={row['heads']}  {row['inputs']}" for row in rows]
+    names = dict.fromkeys(name for row in rows for name in row["ms"]["flushed"] if name != COPY)
+    series: dict[str, list[float | None]] = {
+        name: [
+            row["ms"]["flushed"][name] / row["ms"]["flushed"][COPY]
+            if name in row["ms"]["flushed"]
+            else None
+            for row in rows
+        ]
+        for name in names
+    }
+    plots.bars(labels, series, path, title, "multiple of a device copy of the same bytes")
