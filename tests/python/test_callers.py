@@ -29,8 +29,8 @@ def _pool(inputs: Inputs, indices: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("line", ["2x70 3 fla-test fp32 fp32", "13,0,57 3 fla-test bf16 fp32"])
 def test_flash_linear_attention(target: Target, line: str) -> None:
-    """fla-core 0.6.0, its backend flash_kda: 7 arguments by position, 6 by name; out and final_state
-    are torch.empty; a bf16 initial state with an fp32 final one; int64 offsets; dt_bias viewed
+    """fla-core 0.6.0, its backend flash_kda: 7 arguments by position, 6 by name; out and the final
+    state are torch.empty; a bf16 initial state with an fp32 one; int64 offsets; dt_bias viewed
     [H, K] from a flat one; the return value is ignored."""
     inputs = target.make(line).fresh()
     dt_bias = inputs.dt_bias.flatten().view(-1, HEAD_DIM)
