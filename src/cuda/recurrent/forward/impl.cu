@@ -3,6 +3,7 @@
 
 #include "cuda/common/check.h"
 #include "cuda/common/device.h"
+#include "cuda/common/offsets.h"
 #include "cuda/recurrent/forward/kernel.cuh"
 #include "ops/forward/impls.h"
 
@@ -35,6 +36,7 @@ int64_t workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
 Status run(const ForwardProblem& p, void*, int64_t) {
   DeviceGuard guard;
   FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
+  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
   const auto blocks = static_cast<unsigned>(p.sequences * p.heads * kBlocksPerHead);
   flash_kda_recurrent<<<blocks, kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
   return launch_status("flash_kda_recurrent");
