@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 
 import flash_kda
 
+MIN_FLA = "0.5.2"
 BACKEND_TYPE = "flash_kda"  # FLA's own backend has the same, so that ours replaces it
 OPT_OUT_ENV = "FLA_FLASH_KDA"  # 0: FLA never calls flash_kda
 DISPATCH_OFF_ENV = "FLA_DISABLE_BACKEND_DISPATCH"  # 1, when FLA is imported: no backends at all
@@ -44,25 +46,20 @@ def register() -> None:
             f"{DISPATCH_OFF_ENV}: expected unset or 0, got 1, which makes FLA ask no backend"
         )
     try:
-        chunk_kda = importlib.import_module("fla.ops.kda.chunk").chunk_kda
-        machinery = _machinery()
-    except ImportError as error:
+        chunk = importlib.import_module("fla.ops.kda.chunk")
+        importlib.import_module("fla.ops.kda.backends")
+        # fla.backends from 0.6.0, fla.ops.backends before.
+        machinery = sys.modules[chunk.dispatch.__module__]
+    except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"flash_kda.fla.register: expected fla-core >= 0.5.2, and with it einops, packaging "
-            f"and triton; importing fla.ops.kda failed: {error}"
+            f"flash_kda.fla.register: expected fla-core >= {MIN_FLA}, and with it einops, "
+            f"packaging and triton; importing fla.ops.kda failed: {error}"
         ) from error
-    backend = _make_backend(machinery.BaseBackend, inspect.unwrap(chunk_kda))
+    backend = _make_backend(machinery.BaseBackend, inspect.unwrap(chunk.chunk_kda))
     if hasattr(machinery, "register"):  # from 0.6.0
-        machinery.register(chunk_kda)(backend)
+        machinery.register(chunk.chunk_kda)(backend)
     else:
         importlib.import_module("fla.ops.kda.backends").kda_registry.register(backend())
-
-
-def _machinery() -> Any:  # noqa: ANN401 - a module whose place depends on FLA's version
-    try:
-        return importlib.import_module("fla.backends")  # from 0.6.0
-    except ModuleNotFoundError:
-        return importlib.import_module("fla.ops.backends")
 
 
 def _make_backend(base: type, chunk_kda: Any) -> type:  # noqa: ANN401

@@ -136,7 +136,7 @@ def _paragraphs(record: dict[str, Any]) -> Iterator[str]:
         yield tables.markdown(["", "ms", "GFLOP/s", "time / cpu"], lines)
     curve = [row for row in record["rows"] if row["case"].startswith(_CURVE_PREFIX)]
     if curve:
-        yield "Cost of a token and head as T grows, and memory that a call takes beside its tensors:"
+        yield "Cost of a token and head as T grows, and memory taken beside the tensors:"
         lines = [
             [
                 row["tokens"],

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import flash_kda
-from flash_kda import _ctypes
+from flash_kda import _ctypes, fla
 from flash_kda._operator import USES_BINDING
 from flash_kda.cli import dispatch, machine, tables
 
@@ -89,9 +89,8 @@ def _print_fla(problem: dispatch.Problem, import_it: bool) -> None:
         print(f"fla-core: {found}. What flash_kda.fla.register() would answer to the call:")
         _print_reasons(dispatch.own_refusals(problem))
         return
-    found = machine.version_tuple(version)
-    good = "ok" if found >= machine.MIN_FLA else "TOO OLD"
-    print(f"fla-core {version} (required >= {machine.dotted(machine.MIN_FLA)}): {good}")
+    good = machine.version_tuple(version) >= machine.version_tuple(fla.MIN_FLA)
+    print(f"fla-core {version} (required >= {fla.MIN_FLA}): {'ok' if good else 'TOO OLD'}")
     switched_off = dispatch.switched_off()
     for reason in switched_off:
         print(f"* {reason}")

@@ -26,7 +26,6 @@ MIN_PYTHON = (3, 10)
 MIN_CUDA = (12, 9)
 MIN_CAPABILITY = (8, 0)
 MIN_DRIVER_OF_CUDA = {12: 525, 13: 580}  # by CUDA's major version, for Linux
-MIN_FLA = (0, 5, 0)
 
 
 @dataclass(frozen=True)
