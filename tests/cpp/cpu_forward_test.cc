@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 #include <string>
 
@@ -33,42 +35,57 @@ void set_threads(int count) {
 #endif
 }
 
+void run_forward(const Kernels& kernels, const ForwardArgs& args) {
+  ForwardProblem problem;
+  const Status legal = validate(args, &problem);
+  ASSERT_TRUE(legal.ok()) << legal.message();
+  const Status status = run_with(kernels, problem);
+  ASSERT_TRUE(status.ok()) << status.message();
+}
+
+void compare(const Kernels& kernels, const ForwardArgs& args, const Exact& exact,
+             const std::string& what, double state_tolerance) {
+  const double output = output_error(args, exact);
+  EXPECT_LE(output, kOutputTolerance) << kernels.isa << ", " << what;
+  if (!args.final_state.given()) return;
+  const double state = state_error(args, exact);
+  EXPECT_LE(state, state_tolerance) << kernels.isa << ", " << what;
+  if (std::getenv("FLASH_KDA_PRINT_ERRORS") != nullptr) {
+    std::printf("%-9s %-34s out %.2e  state %.2e\n", kernels.isa, what.c_str(), output, state);
+  }
+}
+
 class CpuForward : public ::testing::TestWithParam<const Kernels*> {
  protected:
   void SetUp() override { set_threads(2); }
 
-  void run(const ForwardArgs& args) {
-    ForwardProblem problem;
-    const Status legal = validate(args, &problem);
-    ASSERT_TRUE(legal.ok()) << legal.message();
-    const Status status = run_with(*GetParam(), problem);
-    ASSERT_TRUE(status.ok()) << status.message();
-  }
+  void run(const ForwardArgs& args) { run_forward(*GetParam(), args); }
 
   // Runs and compares every row that belongs to a sequence, and the final state.
   void expect_accurate(const ForwardArgs& args, const std::string& what,
                        double state_tolerance = kStateTolerance) {
     const Exact exact = exact_forward(args);  // before the run: states may share memory
     run(args);
-    const double output = output_error(args, exact);
-    EXPECT_LE(output, kOutputTolerance) << what;
-    if (!args.final_state.given()) return;
-    const double state = state_error(args, exact);
-    EXPECT_LE(state, state_tolerance) << what;
-    if (std::getenv("FLASH_KDA_PRINT_ERRORS") != nullptr) {
-      std::printf("%-10s %-34s out %.2e  state %.2e\n", GetParam()->isa, what.c_str(), output,
-                  state);
-    }
+    compare(*GetParam(), args, exact, what, state_tolerance);
   }
 };
 
-TEST_P(CpuForward, InputKinds) {
-  for (const testing::InputKind& kind : testing::input_kinds()) {
-    ForwardInputs inputs(1, kind.tokens, kind.heads);
-    kind.fill(&inputs);
-    expect_accurate(inputs.args(), kind.name);
+class CpuInputKinds : public ::testing::TestWithParam<testing::InputKind> {};
+
+TEST_P(CpuInputKinds, OnEveryInstructionSet) {
+  const testing::InputKind& kind = GetParam();
+  ForwardInputs inputs(1, kind.tokens, kind.heads);
+  kind.fill(&inputs);
+  const ForwardArgs args = inputs.args();
+  const Exact exact = exact_forward(args);
+  set_threads(2);
+  for (const Kernels* kernels : usable_kernels()) {
+    run_forward(*kernels, args);
+    compare(*kernels, args, exact, kind.name, kStateTolerance);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Hard, CpuInputKinds, ::testing::ValuesIn(testing::input_kinds()));
 
 TEST_P(CpuForward, EveryLengthAroundBlocksAndChunks) {
   for (int64_t tokens : {1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 127, 128, 129, 200}) {
@@ -114,10 +131,10 @@ TEST_P(CpuForward, EmptySequencesPassTheirStateOn) {
       args.final_state = final.ref();
       run(args);
       const int64_t size = inputs.heads * kHeadDim * kHeadDim;
+      testing::StateBuffer rounded(inputs, to);
       for (int64_t i = 0; i < 3 * size; ++i) {
         if (i / size == 1) continue;  // the sequence with tokens
         const float expected = from == DType::kOther ? 0.0F : initial.at(i);
-        testing::StateBuffer rounded(inputs, to);
         rounded.set(i, expected);
         ASSERT_EQ(final.at(i), rounded.at(i)) << i;
       }

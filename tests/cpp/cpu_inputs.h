@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -106,6 +107,8 @@ struct InputKind {
   int64_t tokens, heads;
   std::function<void(ForwardInputs*)> fill;
 };
+
+inline void PrintTo(const InputKind& kind, std::ostream* stream) { *stream << kind.name; }
 
 inline void fill_bf16(std::vector<uint16_t>* values, float value) {
   values->assign(values->size(), float_to_bf16(value));
