@@ -99,18 +99,11 @@ class Target:
         return CPU_LIMITS if self.device == "cpu" else CUDA_LIMITS[kind]
 
     def check(
-        self,
-        inputs: Inputs,
-        result: Result,
-        expected: Result | None = None,
-        kind: str = "randn",
-        state_limit: float = 0.0,
+        self, inputs: Inputs, result: Result, expected: Result | None = None, kind: str = "randn"
     ) -> None:
-        """Against the oracle: finite, and within the limits. Rows of no sequence are ignored.
-        state_limit is for a state that no implementation with an fp32 state gets within its own."""
+        """Against the oracle: finite, and within the limits. Rows of no sequence are ignored."""
         expected = expected or oracle(inputs)
-        out_limit = self.limits(kind)[0]
-        state_limit = max(state_limit, self.limits(kind)[1])
+        out_limit, state_limit = self.limits(kind)
         rows = row_count(inputs)
         check_close("out", result.out[:, :rows], expected.out[:, :rows], out_limit)
         if result.final is not None:

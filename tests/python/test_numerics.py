@@ -11,8 +11,6 @@ import torch
 from flash_kda.cases import HEAD_DIM, Inputs
 from support import Target
 
-ONE_KEY_FP32_DRIFT = 5e-4
-
 
 @pytest.mark.parametrize("kind", ["one-key", "near-6", "near-9"])
 def test_collinear_keys(fast_target: Target, kind: str) -> None:
@@ -20,13 +18,9 @@ def test_collinear_keys(fast_target: Target, kind: str) -> None:
     near 1, hardly any decay. Powers of it in half precision cancel to NaN or to nonsense
     (vllm-project/FlashKDA#10, MoonshotAI/FlashKDA#34)."""
     inputs = fast_target.make(f"1x16384 1 {kind} none fp32")
+    result = fast_target.run_and_check(inputs, kind)
     if kind != "one-key":
-        fast_target.run_and_check(inputs, kind)
         return
-    # A thousand identical updates that cancel: what any fp32 state rounds off across the key adds
-    # up (a token loop in fp32 shows 1.1e-4 here), so the state gets the limit of that.
-    result = fast_target.run(inputs)
-    fast_target.check(inputs, result, kind=kind, state_limit=ONE_KEY_FP32_DRIFT)
     # beta is 1 and q = k: the token's own value is read back.
     limit = max(0.01, fast_target.limits(kind)[0])
     support.check_close("out", result.out, inputs.scale * inputs.v.float(), limit)
