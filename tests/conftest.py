@@ -25,7 +25,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = pytest.mark.skip(reason="takes minutes: run with --run-slow")
     no_gpu = pytest.mark.skip(reason="no CUDA device")
     for item in items:
-        if "slow" in item.keywords and not config.getoption("--run-slow"):
+        # By the marker: a keyword is also the name of a case.
+        if item.get_closest_marker("slow") and not config.getoption("--run-slow"):
             item.add_marker(slow)
         if item.path.parent.name == GPU_FOLDER:
             item.add_marker(pytest.mark.cuda)

@@ -1,0 +1,396 @@
+"""The command line: doctor, check, bench and demo."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import flash_kda
+import pytest
+import torch
+from flash_kda import cases, fla
+from flash_kda.cli import (
+    bench_cpu,
+    bench_cuda,
+    check,
+    demo,
+    dispatch,
+    errors,
+    machine,
+    main,
+    peers,
+    plots,
+    tables,
+    timing,
+)
+from flash_kda.cli.memory import DeltaMemory, LinearMemory, Settings, Text
+from support import case
+
+has_fla = pytest.mark.skipif(machine.installed("fla-core") is None, reason="no fla-core")
+has_matplotlib = pytest.mark.skipif(plots.missing() is not None, reason="no matplotlib")
+
+
+def test_module_runs() -> None:
+    command = [sys.executable, "-m", "flash_kda"]
+    run = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    for name in ("doctor", "check", "bench", "demo"):
+        assert name in run.stdout
+    run = subprocess.run([*command, "nonsense"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and "nonsense" in run.stderr
+
+
+# --- doctor -------------------------------------------------------------------------------------
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-fla", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    for word in (torch.__version__, ">= 2.4", "cpu: RUNS", "reference: could run", "dispatches"):
+        assert word in text
+    assert flash_kda.__version__ in text
+
+
+def test_doctor_obeys_a_forced_implementation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(machine.FORCE_ENV, "reference")
+    assert main(["doctor", "--no-fla", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "reference: RUNS" in text and "cpu: refuses" in text
+
+
+def test_doctor_fails_where_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-fla", "--device", "cpu", "--head-dim", "64"]) == 1
+    text = capsys.readouterr().out
+    assert "cpu: refuses: q: expected shape" in text and "RUNS" not in text
+
+
+def test_an_old_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
+    found = {finding.what: finding for finding in machine.findings()}
+    assert not found["torch"].good and found["torch"].found == "2.3.1+cu121"
+
+
+EVERYTHING_WRONG = [
+    *("--dtype", "fp16", "--gate-dtype", "fp32", "--head-dim", "64", "--value-heads", "8"),
+    *("--lower-bound", "-7", "--no-gate-in-kernel", "--no-l2norm-in-kernel"),
+    *("--no-beta-sigmoid-in-kernel", "--no-safe-gate", "--state-k-first", "--allow-neg-eigval"),
+    *("--context-parallel", "--intermediate-states", "--grad", "--batch", "2"),
+    *("--lengths", "100,100", "--parameter-dtype", "fp64"),
+]
+
+
+def problem(*options: str) -> dispatch.Problem:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    dispatch.add_call_arguments(parser)
+    return dispatch.Problem.of(parser.parse_args(["--device", "cpu", *options]))
+
+
+def test_all_reasons_of_our_backend() -> None:
+    reasons = "\n".join(dispatch.own_refusals(problem(*EVERYTHING_WRONG)))
+    for word in (
+        *("gradients are wanted", "q: expected dtype", "g: expected dtype", "128", "grouped"),
+        *("lower_bound: expected", "use_gate_in_kernel", "use_qk_l2norm_in_kernel"),
+        *("use_beta_sigmoid_in_kernel", "allow_neg_eigval", "cp_context"),
+        *("return_intermediate_states", "B = 1", "A_log: expected dtype"),
+    ):
+        assert word in reasons, word
+    assert dispatch.own_refusals(problem()) == []
+    assert dispatch.own_refusals(problem("--state-k-first", "--no-safe-gate", "--strided")) == []
+
+
+@has_fla
+def test_all_reasons_of_the_shipped_backend() -> None:
+    if reason := peers.missing_fla():
+        pytest.skip(reason)
+    shipped = dispatch.shipped(problem(*EVERYTHING_WRONG))
+    reasons = "\n".join(shipped.refusals)
+    for word in (
+        *("inference mode", "bfloat16", "K=128", "GVA", "use_gate_in_kernel"),
+        *("use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel", "state_v_first"),
+        *("context parallel", "return_intermediate_states", "safe_gate"),
+    ):
+        assert word in reasons, word
+    let_through = "\n".join(shipped.uncaught)
+    for word in ("lower_bound: expected", "g: expected dtype", "B = 1"):
+        assert word in let_through, word
+    fine = dispatch.shipped(problem())
+    assert fine.refusals == [] and fine.uncaught == []
+
+
+def test_what_switches_dispatch_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(fla.OPT_OUT_ENV, "0")
+    monkeypatch.setenv(fla.DISPATCH_OFF_ENV, "1")
+    assert len(dispatch.switched_off()) == 2
+    monkeypatch.setenv(fla.OPT_OUT_ENV, "1")
+    monkeypatch.delenv(fla.DISPATCH_OFF_ENV)
+    assert dispatch.switched_off() == []
+
+
+# --- check --------------------------------------------------------------------------------------
+
+
+@has_matplotlib
+def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["check", "--only", "tails", "--plot", "--no-peers", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "0 failed" in text
+    rows = json.loads((tmp_path / "check.json").read_text())["rows"]
+    assert {"cpu", "reference"} <= {row["implementation"] for row in rows}
+    assert all(row["passed"] and row["out"]["relative"] > 0 for row in rows)
+    assert "tails/randn" in (tmp_path / "check.md").read_text()
+    assert (tmp_path / "check.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("factor", "outcome"), [(1.01, "ABOVE LIMIT"), (float("nan"), "NOT FINITE")]
+)
+def test_check_finds_what_is_wrong(
+    factor: float,
+    outcome: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = flash_kda.fwd
+
+    def wrong(**call: Any) -> torch.Tensor:  # noqa: ANN401
+        return forward(**call).mul_(factor)
+
+    monkeypatch.setattr(flash_kda, "fwd", wrong)
+    assert main(["check", "--only", "past-chunk", "--no-peers"]) == 1
+    assert outcome in capsys.readouterr().out
+
+
+def test_check_reports_an_exception(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(flash_kda, "fwd", broken)
+    assert main(["check", "--only", "past-chunk", "--no-peers"]) == 1
+    captured = capsys.readouterr()
+    assert "no such luck" in captured.err and "raised" in captured.out
+
+
+def test_check_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["check", "--only", "no such case"]) == 2
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    assert main(["check", "--plot"]) == 2
+    assert "pip install 'flash_kda[plot]'" in capsys.readouterr().err
+
+
+def test_ratio_to_fla() -> None:
+    """A report with FLA's rows has the ratios of relative errors."""
+    ours, theirs = (errors.Error(1.0, 1.0, 1.0, r, True) for r in (0.002, 0.004))
+    place = {"case": "a", "tokens": "1x1", "heads": 1, "inputs": "randn", "device": "cuda"}
+    rows = [
+        check.Row(**place, implementation="cuda.sm90", out=ours, state=ours),
+        check.Row(**place, implementation=peers.FLA_TRITON, out=theirs, state=theirs),
+    ]
+    report = check._report(rows)
+    assert "o/FLA" in report and "0.50" in report
+    assert "1 comparisons" in report
+
+
+def test_errors() -> None:
+    expected = torch.tensor([3.0, 4.0])
+    error = errors.Error.between(expected + torch.tensor([0.0, 0.5]), expected)
+    assert error.largest == 0.5 and error.mean == 0.25 and error.finite
+    assert error.relative == pytest.approx(0.1)
+    assert error.rms == pytest.approx(0.5 / 2**0.5)
+    tiny = errors.Error.between(expected * 1.1e-30, expected * 1e-30)
+    assert tiny.relative == pytest.approx(0.1, rel=1e-3)
+    assert not errors.Error.between(torch.tensor([float("nan")]), torch.ones(1)).finite
+
+
+# --- bench --------------------------------------------------------------------------------------
+
+
+@has_matplotlib
+def test_bench_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    listed = tmp_path / "few.txt"
+    listed.write_text("few 1x128 2 bench fp32 fp32\ntokens-64 1x64 1 bench fp32 fp32\n")
+    arguments = ["bench", "--device", "cpu", "--cases", str(listed), "--seconds", "0.01"]
+    assert main([*arguments, "--peers", "--out", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert bench_cpu.SGEMM in text and "us per token and head" in text
+    (path,) = (tmp_path / "out").glob("*.json")
+    record = json.loads(path.read_text())
+    assert set(record["rows"][0]["ms"]) == {"cpu", "reference", bench_cpu.SGEMM}
+    assert all(ms > 0 for row in record["rows"] for ms in row["ms"].values())
+    assert record["about"]["command"].startswith("python -m flash_kda")
+    assert path.with_suffix(".md").exists() and path.with_suffix(".png").exists()
+
+
+def test_operations_of_the_chunked_form() -> None:
+    """Whole chunks of 64 tokens, 9.7 million each."""
+    one = bench_cpu.chunked_operations(case("1x64 1 bench none none"))
+    assert one == pytest.approx(9.7e6, rel=0.01)
+    assert bench_cpu.chunked_operations(case("65,1,0 3 bench none none")) == 9 * one
+
+
+@pytest.fixture
+def cuda_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What needs a GPU in bench_cuda, replaced: times by the clock, and kernels by a list."""
+    kernels = {"ours": ["void flash_kda::cuda::prepare(...)"], "theirs": ["chunk_kda_fwd"]}
+
+    def seconds(calls: dict[str, timing.Call], flush: object, budget: float) -> dict[str, float]:
+        return {name: timing._seconds_of(call) for name, call in calls.items()}
+
+    monkeypatch.setattr(timing, "cuda_seconds", seconds)
+    monkeypatch.setattr(timing, "Flush", lambda device: None)
+    monkeypatch.setattr(timing, "kernel_names", lambda call: kernels["ours"])
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    return kernels
+
+
+def run_bench_cuda(*lines: str, implementations: tuple[str, ...] = ("auto",)) -> dict[str, Any]:
+    chosen = [one for line in lines for one in cases.parse(line)]
+    return bench_cuda.run(chosen, torch.device("cpu"), list(implementations), [], 0.01)
+
+
+def test_bench_on_a_gpu_but_for_the_gpu(
+    cuda_on_the_cpu: dict[str, list[str]], tmp_path: Path
+) -> None:
+    lines = "pair 1x64 2 bench,fla-init fp32 fp32"
+    record = run_bench_cuda(lines, implementations=("auto", "all", "cuda.nonesuch"))
+    first = record["rows"][0]
+    assert first["implementations"] == {"auto": "cpu", "cpu": "cpu", "reference": "reference"}
+    assert set(first["ms"]["warm"]) == {"auto", "cpu", "reference", "copy"}
+    assert first["bytes"] == case("1x64 2 bench fp32 fp32").bytes_moved
+    report = bench_cuda.report(record)
+    assert "cpu (auto)" in report and "apart, %" in report and "1x64" in report
+    if plots.missing() is None:
+        bench_cuda.plot(record, tmp_path / "plot.png", "title")
+        assert (tmp_path / "plot.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("names", [[], ["sm90_xmma_gemm"], ["flash_kda::a", "Memcpy DtoD"]])
+def test_bench_refuses_to_time_others(
+    names: list[str], cuda_on_the_cpu: dict[str, list[str]]
+) -> None:
+    cuda_on_the_cpu["ours"][:] = names
+    with pytest.raises(RuntimeError, match="auto"):
+        run_bench_cuda("one 1x16 1 bench fp32 fp32")
+
+
+def test_bench_refuses_our_kernels_as_a_peers(cuda_on_the_cpu: dict[str, list[str]]) -> None:
+    with pytest.raises(RuntimeError, match="expected FLA's kernels alone"):
+        bench_cuda._check_kernels(peers.FLA_TRITON, lambda: None)
+
+
+def test_bench_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["bench", "--only", "no such case"]) == 2
+    monkeypatch.setattr(peers, "missing_fla", lambda: "there is none")
+    assert main(["bench", "--peers", "fla"]) == 2
+    assert "there is none" in capsys.readouterr().err
+
+
+# --- demo ---------------------------------------------------------------------------------------
+
+
+@has_matplotlib
+def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "recall.png"
+    assert main(["demo", "--words", "3000", "--device", "cpu", "--out", str(picture)]) == 0
+    captured = capsys.readouterr()
+    assert "flash_kda cpu on" in captured.out and "100%" in captured.err
+    recall = {
+        cells[1].strip(): float(cells[2].strip(" %"))
+        for line in captured.out.splitlines()
+        if "%" in line and len(cells := line.split("|")) > 3
+    }
+    kda, no_gate, no_delta, plain, table = recall.values()
+    assert table == 100.0
+    assert kda > no_gate > plain and kda > no_delta > plain
+    assert picture.stat().st_size > 10_000
+
+
+def test_demo_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "text"
+    path.write_text("der Hund sieht die Katze, die Katze sieht den Hund. " * 20, encoding="utf-8")
+    assert main(["demo", str(path), "--piece", "16", "--no-plot", "--device", "cpu"]) == 0
+    assert "200 words, 6 different" in capsys.readouterr().out
+    assert main(["demo", str(tmp_path / "none"), "--no-plot"]) == 2
+    path.write_text("one word")
+    assert main(["demo", str(path), "--no-plot"]) == 2
+    assert "at least 3 words, got 2" in capsys.readouterr().err
+
+
+def test_demo_texts_are_shipped() -> None:
+    text, marks = demo._read(None)
+    assert len(Text.split(text)) > 45_000
+    assert list(marks.values())[0] == 0 and len(marks) == 2
+
+
+@pytest.mark.parametrize("kind", [DeltaMemory, LinearMemory])
+@pytest.mark.parametrize("gate", [True, False])
+def test_a_memory_carries_its_state(kind: type, gate: bool) -> None:
+    """A text in pieces gives what it gives at once."""
+    text = Text.read(demo._read(None)[0], 402)
+    settings = Settings(write=0.3, half_life=50.0)
+
+    def outputs(piece: int) -> torch.Tensor:
+        memory = kind(settings, gate, torch.device("cpu"))
+        return torch.cat([memory.step(*text.rows(s)).float() for s in text.pieces(piece)], 1)
+
+    assert errors.Error.between(outputs(57), outputs(400)).relative < 3e-3
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_linear_memory_is_the_recurrence(gate: bool) -> None:
+    text = Text.read(demo._read(None)[0], 302)
+    settings = Settings(write=0.3, half_life=20.0)
+    q, k, v = text.rows(slice(0, 300))
+    found = LinearMemory(settings, gate, torch.device("cpu")).step(q, k, v)
+    decay = 0.5 ** (1 / 20) if gate else 1.0
+    state = torch.zeros(4, 128, 128, dtype=torch.float64)
+    for t in range(300):
+        key, value = k[0, t].double(), v[0, t].double()
+        state = decay * state + value[..., None] * key[:, None]
+        expected = torch.einsum("hvk,hk->hv", state, q[0, t].double())
+        assert torch.allclose(found[0, t].double(), expected, atol=1e-5)
+
+
+def test_stored_is_what_followed_the_last_time() -> None:
+    text = Text.read("a b a c a b x a", 100)
+    names = [text.words[n] if n >= 0 else None for n in text.stored().tolist()]
+    assert names == [None, "b", None, "c", "a", None]
+
+
+# --- what they share ----------------------------------------------------------------------------
+
+
+def test_tables() -> None:
+    text = tables.markdown(["name", "x"], [["a", "1.5"], ["long name", "-"]])
+    assert text.splitlines() == [
+        "| name      |   x |",
+        "| --------- | --: |",
+        "| a         | 1.5 |",
+        "| long name |   - |",
+    ]
+
+
+def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_NAME", "before")
+    with pytest.raises(KeyError), machine.environment("SOME_NAME", None):
+        assert "SOME_NAME" not in machine.os.environ
+        raise KeyError
+    assert machine.os.environ["SOME_NAME"] == "before"
+
+
+@pytest.mark.parametrize("text", ["2.11.0+cu130", "2.11.0a0+git123", "2.11.0.dev1"])
+def test_versions(text: str) -> None:
+    assert machine.version_tuple(text)[:2] == (2, 11)
