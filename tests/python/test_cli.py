@@ -250,6 +250,7 @@ def cuda_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     monkeypatch.setattr(timing, "cuda_seconds", seconds)
     monkeypatch.setattr(timing, "Flush", lambda device: None)
     monkeypatch.setattr(timing, "kernel_names", lambda call: kernels["ours"])
+    monkeypatch.setattr(timing, "peak_bytes", lambda call, device: call() or 3 << 20)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     return kernels
 
@@ -270,6 +271,7 @@ def test_bench_on_a_gpu_but_for_the_gpu(
     assert first["bytes"] == case("1x64 2 bench fp32 fp32").bytes_moved
     report = bench_cuda.report(record)
     assert "cpu (auto)" in report and "apart, %" in report and "1x64" in report
+    assert "3.0" in report  # MiB
     if plots.missing() is None:
         bench_cuda.plot(record, tmp_path / "plot.png", "title")
         assert (tmp_path / "plot.png").stat().st_size > 5_000

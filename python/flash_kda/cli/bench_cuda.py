@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,21 +50,27 @@ def _row(
     workspace = flash_kda.get_workspace_size(case.batch * case.tokens, case.heads, case.sequences)
     arguments = inputs.kwargs()
     arguments["workspace"] = torch.empty(workspace, dtype=torch.uint8, device=device)
-    calls, notes = _our_calls(arguments, implementations)
+    calls, runs = _our_calls(arguments, implementations)
+    without_workspace, _ = _our_calls({**arguments, "workspace": None}, implementations)
     source = torch.empty(case.bytes_moved // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     calls[COPY] = lambda: target.copy_(source)
     if "fla" in wanted_peers:
         calls[peers.FLA_TRITON] = lambda: peers.fla_triton(inputs)
 
+    if peers.FLA_TRITON in calls:
+        without_workspace[peers.FLA_TRITON] = calls[peers.FLA_TRITON]
+    memory = {n: timing.peak_bytes(call, device) for n, call in without_workspace.items()}
     kernels = {name: _check_kernels(name, call) for name, call in calls.items()}
     seconds = {
         state: timing.cuda_seconds(calls, flush if state == "flushed" else None, budget)
         for state in _STATES
     }
-    for name in notes:
+    for name in runs:
+        inputs.out.fill_(math.nan)
+        calls[name]()
         if not torch.isfinite(inputs.out).all():
-            raise RuntimeError(f"{case.name}, {name}: the timed call left numbers not finite")
+            raise RuntimeError(f"{case.name}, {name}: the timed call leaves numbers not finite")
     return {
         "case": case.name,
         "tokens": case.tokens_text,
@@ -71,7 +78,8 @@ def _row(
         "inputs": case.inputs,
         "bytes": case.bytes_moved,
         "workspace_bytes": workspace,
-        "implementations": notes,
+        "extra_memory_bytes": memory,
+        "implementations": runs,
         "kernels": kernels,
         "ms": {
             state: {name: 1e3 * value for name, value in found.items()}
@@ -145,14 +153,8 @@ def _host_microseconds(device: torch.device) -> dict[str, float]:
 # --- report -------------------------------------------------------------------------------------
 
 _HEADER = (
-    "tokens",
-    "H",
-    "gates",
-    "implementation",
-    "ms",
-    "x copy",
-    "ms, L2 warm",
-    "x copy, L2 warm",
+    *("tokens", "H", "gates", "implementation"),
+    *("ms", "x copy", "ms, L2 warm", "x copy, L2 warm", "MiB"),
 )
 
 
@@ -169,7 +171,8 @@ def _cells(row: dict[str, Any]) -> Iterator[list[str]]:
         for state in _STATES:
             ms, copy = row["ms"][state][name], row["ms"][state][COPY]
             cells += [f"{ms:.4f}", f"{ms / copy:.2f}"]
-        yield cells
+        memory = row["extra_memory_bytes"].get(name)
+        yield [*cells, "-" if memory is None else f"{memory / 2**20:.1f}"]
 
 
 def report(record: dict[str, Any]) -> str:
@@ -178,7 +181,8 @@ def report(record: dict[str, Any]) -> str:
     parts = [
         "Median times by CUDA events. Copy: a device copy that reads and writes as many bytes as "
         f"the call must, {cases.BYTES_PER_TOKEN_HEAD} per token and head and the states, measured "
-        "in turn with the calls. First pair of columns: L2 emptied before each call.",
+        "in turn with the calls. First pair of columns: L2 emptied before each call. MiB: memory "
+        "that the call takes beside its arguments.",
         tables.markdown(_HEADER, lines),
     ]
     if spread := _gate_spread(rows):

@@ -124,7 +124,8 @@ def _implementations(
         for verdict in flash_kda.explain(**here.kwargs()):
             if verdict.accepted:
                 yield verdict.name, device, lambda n=verdict.name, x=here: _run_forced(n, x)
-        fla_takes = case.rows > 0 and case.initial != "bf16" and case.final != "bf16"
+        full = case.lengths is None or (0 not in case.lengths and case.rows == case.tokens)
+        fla_takes = full and case.rows > 0 and "bf16" not in (case.initial, case.final)
         if with_peers and device.type == "cuda" and fla_takes and peers.missing_fla() is None:
             yield peers.FLA_TRITON, device, lambda x=here: peers.fla_triton(x)
 

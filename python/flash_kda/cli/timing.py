@@ -111,6 +111,16 @@ def _events_of(call: Call, flush: Flush | None, count: int, hold: int) -> list[f
     return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
 
+def peak_bytes(call: Call, device: torch.device) -> int:
+    """The memory that torch hands out during one call at most, beside what it has already."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def kernel_names(call: Call) -> list[str]:
     """What ran on the GPU in one call, in order, copies and fills of memory included."""
     from torch.autograd import DeviceType
