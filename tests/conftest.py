@@ -9,6 +9,7 @@ import pytest
 import torch
 
 GPU_FOLDER = "gpu"
+NO_GPU = "no CUDA device"
 
 sys.path.insert(0, str(Path(__file__).parent / "python"))  # support.py, for tests/gpu too
 
@@ -23,7 +24,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = pytest.mark.skip(reason="takes minutes: run with --run-slow")
-    no_gpu = pytest.mark.skip(reason="no CUDA device")
     for item in items:
         # By the marker: a keyword is also the name of a case.
         if item.get_closest_marker("slow") and not config.getoption("--run-slow"):
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.parent.name == GPU_FOLDER:
             item.add_marker(pytest.mark.cuda)
             if not torch.cuda.is_available():
-                item.add_marker(no_gpu)
+                item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 
 @pytest.hookimpl(trylast=True)  # the innermost loop: all implementations of one case in a row
@@ -50,6 +50,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             targets = [t for t in targets if t.implementation != support.ORACLE]
         marks = {"cuda": [pytest.mark.cuda], "cpu": []}
         params = [pytest.param(t, id=t.implementation, marks=marks[t.device]) for t in targets]
+        if not params:
+            params = [pytest.param(None, id="none", marks=pytest.mark.skip(reason=NO_GPU))]
         metafunc.parametrize(name, params)
 
 

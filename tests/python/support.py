@@ -190,7 +190,7 @@ def row_count(inputs: Inputs) -> int:
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Frobenius norm of the difference over that of what is expected."""
-    actual, expected = actual.cpu().double(), expected.cpu().double()
+    actual, expected = actual.double(), expected.to(actual.device).double()
     difference, norm = (actual - expected).norm().item(), expected.norm().item()
     return difference / norm if norm > 0 else difference
 

@@ -74,7 +74,6 @@ def _strided_betas(beta: torch.Tensor) -> dict[str, torch.Tensor]:
         "slice of a projection": projection[..., 5 : 5 + heads],
         "head first": head_first,
         "every other": every_other[..., 1],
-        "reversed batch order": beta.flip(0).contiguous().flip(0),
     }
 
 
