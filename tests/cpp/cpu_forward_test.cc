@@ -274,16 +274,18 @@ TEST_P(CpuForward, SameBitsForAnyNumberOfThreads) {
 }
 
 // What follows a token never changes its output: a prompt cut anywhere past the token-by-token
-// lengths gives the same bits for its first part.
+// lengths gives the same bits for its first part. Rounding to bf16 hides most differences, hence
+// the many heads and cuts.
 TEST_P(CpuForward, FirstPartIsTheSameBitsWhereverItIsCut) {
-  ForwardInputs whole(1, 300, 1);
+  const int64_t heads = 16;
+  ForwardInputs whole(1, 200, heads);
   run(whole.args());
-  for (int64_t cut : {33, 50, 63, 64, 65, 100, 191, 299}) {
-    ForwardInputs part(1, 300, 1, {0, cut});
+  for (int64_t cut = kDirectTokens + 1; cut < 200; cut += cut < 64 ? 1 : 13) {
+    ForwardInputs part(1, 200, heads, {0, cut});
     run(part.args());
-    for (int64_t i = 0; i < cut * kHeadDim; ++i) {
+    for (int64_t i = 0; i < cut * heads * kHeadDim; ++i) {
       ASSERT_EQ(part.out[static_cast<size_t>(i)], whole.out[static_cast<size_t>(i)])
-          << "cut at " << cut << ", token " << i / kHeadDim;
+          << "cut at " << cut << ", token " << i / (heads * kHeadDim);
     }
   }
 }

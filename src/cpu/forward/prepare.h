@@ -11,9 +11,10 @@
 // 2^(G_i - G_j) is split at an anchor between j and i into a row factor and a column factor, both
 // at most 1. The anchor of two blocks of tokens is the border between them, in three levels:
 // between halves of the chunk, between the two blocks of a half, and inside a block, where it is
-// the middle and the factors may reach 2^58. The rows of k^ and q^ are kept side by side, so that
-// one product gives L and M, and are moved from anchor to anchor in place: start of their block,
-// start of their half, start of the chunk.
+// the middle, rounded to a power of two, and the factors may reach 2^58. The rounding makes moving
+// the anchor exact: no bit of a token's output depends on the tokens after it. The rows of k^ and
+// q^ are kept side by side, so that one product gives L and M, and are moved from anchor to anchor
+// in place: start of their block, start of their half, start of the chunk.
 #pragma once
 
 #include "cpu/forward/gate.h"
@@ -40,8 +41,14 @@ inline void move_anchor(float (*x)[kHeadDim], int rows, const float* decay) {
                                          ChunkTiles* tiles, PrepareScratch* scratch) {
   const BlockDecay& gate = scratch->blocks[m];
   const float* to_end = gate.decay[kBlock - 1];
-  const float* to_middle = gate.decay[kBlock / 2 - 1];
-  const float* from_middle = gate.inverse[kBlock / 2 - 1];
+  alignas(64) float to_middle[kHeadDim];
+  alignas(64) float from_middle[kHeadDim];
+#pragma omp simd
+  for (int c = 0; c < kHeadDim; ++c) {
+    const float log2_middle = gate.log2[kBlock / 2 - 1][c];
+    to_middle[c] = exp2_integer(kRounder + log2_middle);
+    from_middle[c] = exp2_integer(kRounder - log2_middle);
+  }
   for (int i = 0; i < kBlock; ++i) {
     const int token = kBlock * m + i;
     float* k_row = tiles->rows[kd_row(token)];
