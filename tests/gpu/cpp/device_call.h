@@ -70,10 +70,12 @@ class DeviceCall {
 
   Status problem(ForwardProblem* p) const { return validate(args_, p); }
 
-  // Poisoned memory of this size, kept until the next request.
+  // Memory of this size, poisoned at the first request and kept while the size stays.
   void* workspace(int64_t bytes) {
-    workspace_ = std::make_unique<GuardedMemory>(static_cast<size_t>(bytes));
-    check_cuda(cudaMemset(workspace_->data(), 0xff, workspace_->bytes()));
+    if (workspace_ == nullptr || workspace_->bytes() != static_cast<size_t>(bytes)) {
+      workspace_ = std::make_unique<GuardedMemory>(static_cast<size_t>(bytes));
+      check_cuda(cudaMemset(workspace_->data(), 0xff, workspace_->bytes()));
+    }
     return workspace_->data();
   }
 

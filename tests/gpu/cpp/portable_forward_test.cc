@@ -27,8 +27,8 @@ constexpr double kStateTolerance = 1e-3;
 constexpr double kBf16StateTolerance = 2.5e-3;
 // Keys that all but coincide: each update cancels most of the one before, and fp16 rounding adds
 // up.
-constexpr double kCollinearOutputTolerance = 6e-3;
-constexpr double kCollinearStateTolerance = 1.2e-2;
+constexpr double kCollinearOutputTolerance = 8e-3;
+constexpr double kCollinearStateTolerance = 1.6e-2;
 
 class PortableForward : public ::testing::Test {
  protected:
@@ -278,10 +278,11 @@ TEST_F(PortableForward, ResultsDoNotDependOnTheDivision) {
     run(whole.args());
     for (int parts : {1, 2, 4, 8}) {
       for (int64_t slots : {1, 2, 3, 7, 100}) {
-        if (parts != 8 && slots != 3) continue;
+        if (parts != 8 && slots != 3 && slots != 100) continue;
         ForwardInputs x(1, 300, 2, offsets);
         Options options;
         options.row_parts = parts;
+        options.tiles_per_warp = slots == 3 ? 2 : 1;
         options.record_budget = slots * 2 * 27648;
         run(x.args(), options);
         ASSERT_EQ(x.out, whole.out) << parts << " parts, windows of " << slots;

@@ -20,9 +20,9 @@ inline constexpr int kSlices = kHeadDim / 16;
 inline constexpr int kPrepareWarps = 2;
 inline constexpr int kSlicesPerWarp = kSlices / kPrepareWarps;
 
-// A warp of the recurrence owns 16 V rows of the state.
-inline constexpr int kWarpRows = 16;
-inline constexpr int kRowGroups = kHeadDim / kWarpRows;
+// The recurrence works on tiles of 16 V rows of the state.
+inline constexpr int kTileRows = 16;
+inline constexpr int kRowTiles = kHeadDim / kTileRows;
 
 // Chunks of the recurrence under way at once, in shared memory.
 inline constexpr int kStages = 3;

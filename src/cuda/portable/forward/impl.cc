@@ -42,7 +42,7 @@ Status accepts(const ForwardProblem& p) {
   FLASH_KDA_RETURN_IF_ERROR(check_built_for(p.device.index, prepare_entry()));
   const Layout layout = layout_of(p, {});
   const int64_t blocks = std::max(layout.slots_per_window * p.heads,
-                                  sequences_per_window(p, layout) * p.heads * kRowGroups);
+                                  sequences_per_window(p, layout) * p.heads * kRowTiles);
   if (layout.slots <= kMostSlots && blocks <= kMostBlocks) return {};
   return Status::unsupported("expected at most " + std::to_string(kMostSlots) +
                              " chunks of 32 tokens and " + std::to_string(kMostBlocks) +
@@ -54,14 +54,26 @@ int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) 
   return workspace_bytes_with({}, tokens_total, heads, sequences);
 }
 
-// Blocks that share the V rows of a head: the fewest that give two thirds of the multiprocessors
-// something to do, since each of them reads all records of its head.
-int row_parts(int64_t sequence_heads, const DeviceProperties& device) {
-  int parts = recurrence_shared_bytes(1) <= device.shared_bytes_per_block ? 1 : 2;
-  while (parts < kRowGroups && sequence_heads * parts * 3 < int64_t{2} * device.multiprocessors) {
-    parts *= 2;
+// How the V rows of a head are shared out.
+struct Division {
+  int row_parts = 1;
+  int tiles_per_warp = 1;
+};
+
+// The fewest parts that give two thirds of the multiprocessors something to do, since each part
+// reads all records of its head; two tiles to a warp where a head stays whole or nearly so.
+Division choose_division(const Options& options, int64_t sequence_heads,
+                         const DeviceProperties& device) {
+  Division division;
+  if (recurrence_shared_bytes(1) > device.shared_bytes_per_block) division.row_parts = 2;
+  while (division.row_parts < kRowTiles / 2 &&
+         sequence_heads * division.row_parts * 3 < int64_t{2} * device.multiprocessors) {
+    division.row_parts *= 2;
   }
-  return parts;
+  if (options.row_parts != 0) division.row_parts = options.row_parts;
+  division.tiles_per_warp = division.row_parts <= 2 ? 2 : 1;
+  if (options.tiles_per_warp != 0) division.tiles_per_warp = options.tiles_per_warp;
+  return division;
 }
 
 TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspace) {
@@ -145,8 +157,9 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   prepare.records = layout.records.in(workspace);
   recurrence.records = prepare.records;
   const int64_t sequences = sequences_per_window(p, layout);
-  recurrence.row_parts =
-      options.row_parts != 0 ? options.row_parts : row_parts(sequences * p.heads, *device);
+  const Division division = choose_division(options, sequences * p.heads, *device);
+  recurrence.row_parts = division.row_parts;
+  recurrence.tiles_per_warp = division.tiles_per_warp;
   for (int64_t i = 0; i < layout.windows; ++i) {
     const int64_t begin = i * layout.slots_per_window;
     prepare.window = {

@@ -114,9 +114,10 @@ __device__ __forceinline__ uint32_t transposed_word(const BlockProduct& transpos
       ptx::pack_f16(transpose[r][2 * h] * beta, transpose[r][2 * h + 1] * beta));
 }
 
-// `l` holds L (diagonal blocks: below the diagonal) without beta. `scratch`: kInverseBytes.
-__device__ __forceinline__ void invert(PairProducts& l, const RowBeta& beta, uint32_t scratch,
-                                       int lane, LowerTriangle& triangle) {
+// T times `factor` from L without beta (of its diagonal blocks what is below the diagonal).
+// `scratch`: kInverseBytes.
+__device__ __forceinline__ void invert(PairProducts& l, const RowBeta& beta, float factor,
+                                       uint32_t scratch, int lane, LowerTriangle& triangle) {
   const int g = lane >> 2;
   const int c = lane & 3;
   scale_rows(l.block[kBlock00], beta[0]);
@@ -154,10 +155,10 @@ __device__ __forceinline__ void invert(PairProducts& l, const RowBeta& beta, uin
   for (int r = 0; r < 2; ++r) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      triangle.corner[2 * r + h] = transposed_word(z, r, h, beta[0][h]);
+      triangle.corner[2 * r + h] = transposed_word(z, r, h, beta[0][h] * factor);
       if (h > r) continue;
-      triangle.diagonal[0][r + h] = transposed_word(x0, r, h, beta[0][h]);
-      triangle.diagonal[1][r + h] = transposed_word(x1, r, h, beta[1][h]);
+      triangle.diagonal[0][r + h] = transposed_word(x0, r, h, beta[0][h] * factor);
+      triangle.diagonal[1][r + h] = transposed_word(x1, r, h, beta[1][h] * factor);
     }
   }
 }

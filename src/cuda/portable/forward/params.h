@@ -36,7 +36,8 @@ struct RecurrenceParams {
   Dense initial_state, final_state;
   float scale = 0.0F;
   int32_t heads = 0;
-  int32_t row_parts = 1;  // blocks that share the V rows of a head
+  int32_t row_parts = 1;       // blocks that share the V rows of a head: 1, 2, 4 or 8
+  int32_t tiles_per_warp = 1;  // tiles of 16 rows: 1 or 2
   TilePlan plan;
   Window window;
   const unsigned char* records = nullptr;

@@ -30,6 +30,7 @@ namespace flash_kda::cuda::portable {
 namespace {
 
 constexpr int kThreads = kWarp * kPrepareWarps;
+constexpr int kBlocksPerMultiprocessor = 8;  // what 128 registers a thread allow
 constexpr int kRawRowBytes = 128;
 constexpr int kRawBytes = kChunk * kRawRowBytes;  // one tensor, one warp's channels
 constexpr int kRawQ = 0;
@@ -44,8 +45,16 @@ static_assert(kInverseBytes <= kRawBytes && 6 * kWarp * 16 <= kRawBytes);
 struct Chunk {
   int64_t batch, token;
   int head;
-  int rows;  // tokens that exist
+  int rows;    // tokens that exist
+  float tilt;  // see record.cuh
 };
+
+// From [1, 2), different for each chunk of a sequence.
+__device__ __forceinline__ float chunk_tilt(uint32_t chunk) {
+  constexpr uint32_t kGoldenRatio = 0x9e3779b1U;
+  constexpr uint32_t kOne = 0x3f800000U;  // fp32
+  return __uint_as_float(kOne | (chunk * kGoldenRatio) >> 9);
+}
 
 struct Lane {
   int warp, lane, g, c;
@@ -152,6 +161,7 @@ struct SliceInputs {
   uint32_t triangle[4];
   TokenMasks masks;
   RowNorms norm_q, norm_k;
+  float tilt;
 };
 
 __device__ __forceinline__ void slice_decays(const SliceInputs& in, int block, int slice,
@@ -209,8 +219,14 @@ __device__ __forceinline__ void prepare_slice(const SliceInputs& in, int slice, 
   add_product(m.block[kBlock11], left_q, right1);
   scale_channels(left_k, decay[0]);
   scale_channels(left_q, decay[0]);
-  scale_channels(right0, decay[1]);
-  scale_channels(right1, decay[1]);
+  ChannelFactor tilted_decay;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) tilted_decay[h][i] = decay[1][h][i] * in.tilt;
+  }
+  scale_channels(right0, tilted_decay);
+  scale_channels(right1, tilted_decay);
   store_negative_tile(record + kRecordKd + tile_offset(1, channels, at.lane), left_k);
   store_tile(record + kRecordQd + tile_offset(1, channels, at.lane), left_q);
   store_transposed_tile(record + kRecordKr + tile_offset(0, channels, at.lane), right0);
@@ -243,6 +259,17 @@ __device__ __forceinline__ void add_products(uint32_t from, PairProducts& produc
       products.block[b][t][1] += x.y;
       products.block[b][t][2] += x.z;
       products.block[b][t][3] += x.w;
+    }
+  }
+}
+
+__device__ __forceinline__ void scale_products(PairProducts& products, float factor) {
+#pragma unroll
+  for (int b = 0; b < 3; ++b) {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) products.block[b][t][i] *= factor;
     }
   }
 }
@@ -300,6 +327,7 @@ __device__ __forceinline__ void prepare_chunk(const PrepareParams& p, const Chun
   in.gate = load_gate(p, chunk.head);
   store_bias(p, in.gate, chunk.head, at, in.bias);
   const float beta = at.warp == 0 ? load_beta(p.beta, chunk, at.lane) : 0.0F;
+  in.tilt = chunk.tilt;
   triangle_of_ones(at.g, at.c, in.triangle);
   token_masks(chunk.rows, at.c, in.masks);
 
@@ -344,16 +372,17 @@ __device__ __forceinline__ void prepare_chunk(const PrepareParams& p, const Chun
         row_beta[b][r] = __shfl_sync(0xffffffffU, beta, 16 * b + 8 * r + at.g);
       }
     }
-    invert(l, row_beta, in.raw_q, at.lane, triangle);
+    invert(l, row_beta, ptx::rcp_approx(chunk.tilt), in.raw_q, at.lane, triangle);
     store_triangle(record + kRecordT, triangle, at.lane);
   } else {
     add_products(other_half, m, at.lane);
+    scale_products(m, chunk.tilt);
     pack_triangle(m, at, triangle);
     store_triangle(record + kRecordM, triangle, at.lane);
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 6)
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     prepare_kernel(const __grid_constant__ PrepareParams p) {
   extern __shared__ __align__(128) unsigned char prepare_shared[];
   const int index = static_cast<int>(blockIdx.x);
@@ -366,6 +395,7 @@ __global__ void __launch_bounds__(kThreads, 6)
   chunk.batch = span.batch;
   chunk.token = span.begin + first;
   chunk.head = index % p.heads;
+  chunk.tilt = chunk_tilt(static_cast<uint32_t>(slot - span.first_slot));
   chunk.rows = static_cast<int>(min(span.length - first, static_cast<int64_t>(kChunk)));
   prepare_chunk(p, chunk, p.records + static_cast<int64_t>(index) * kRecordBytes,
                 ptx::shared_address(prepare_shared));

@@ -5,10 +5,12 @@
 //   T = (I + L)^-1 diag(beta)              M = q^ k^T 2^(G_i - G_j)      [32, 32] lower triangles
 //   d = 2^G_last                                                         [128]
 //
-// Everything but d (fp32) is fp16 and at most 1 in magnitude; M and qd come without the caller's
-// scale. Matrices lie in the order in which a warp's matrix instructions take them as operand B
-// (mma.cuh), 16x16 elements to a tile, 16 bytes a lane: each access is one conflict-free vector
-// and nothing is transposed on the way.
+// Everything but d (fp32) is fp16 and at most 2 in magnitude; M and qd come without the caller's
+// scale. T is stored divided by the chunk's tilt, a number from [1, 2), and M and kr times it,
+// which cancels: where keys and values repeat with the chunks, their roundings would repeat too and
+// add up over the sequence in directions that no later update corrects. Matrices lie in the order
+// in which a warp's matrix instructions take them as operand B (mma.cuh), 16x16 elements to a tile,
+// 16 bytes a lane: each access is one conflict-free vector and nothing is transposed on the way.
 //
 //   bytes          what
 //   0     ..  8191 kd, tile (block b, slice s) at (8 b + s) * 512: tokens 16 b + 8 r + g, channels

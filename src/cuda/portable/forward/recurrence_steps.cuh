@@ -1,6 +1,6 @@
-// The steps of the recurrence of one chunk for 16 V rows, by one warp. S, X and R are accumulators
-// that become operand A in registers; kd, qd, kr, T, M, d come from a record (record.cuh) in shared
-// memory.
+// The steps of the recurrence of one chunk, by one warp for kTiles tiles of 16 V rows. S, X and R
+// are accumulators that become operand A in registers; kd, qd, kr, T, M, d come from a record
+// (record.cuh) in shared memory, and what is read of it serves all tiles.
 //
 //   X = V^T + S kd^T        R = X T^T        O^T = S qd^T + R M^T        S <- S d + R kr
 #pragma once
@@ -24,21 +24,28 @@ __device__ __forceinline__ void to_operand(const float (&left)[4], const float (
   a[3] = ptx::pack_f16(right[2], right[3]);
 }
 
-__device__ __forceinline__ void state_operand(const RowState& state, RowOperand& a) {
-#pragma unroll
-  for (int s = 0; s < kSlices; ++s) to_operand(state[2 * s], state[2 * s + 1], a[s]);
-}
-
-// sum [16, 32 tokens] += S x^T, with x = kd or qd at `tiles`.
-__device__ __forceinline__ void read_state(const RowOperand& state, uint32_t tiles, int lane,
-                                           RowTokens& sum) {
+// sum += S x^T for x = kd or qd at `matrix`; notes what fp16 makes of S.
+template <int kTiles>
+__device__ __forceinline__ void read_state(const RowState (&state)[kTiles], uint32_t matrix,
+                                           int lane, RowTokens (&sum)[kTiles],
+                                           RowExtent (&extent)[kTiles]) {
 #pragma unroll
   for (int s = 0; s < kSlices; ++s) {
+    uint32_t a[kTiles][4];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      to_operand(state[i][2 * s], state[i][2 * s + 1], a[i]);
+      extent[i].state_bits[0] |= a[i][0] | a[i][2];
+      extent[i].state_bits[1] |= a[i][1] | a[i][3];
+    }
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-      const uint4 x = ptx::load_shared_words4(tiles + tile_offset(b, s, lane));
-      ptx::mma_f16(sum[2 * b], state[s], x.x, x.y);
-      ptx::mma_f16(sum[2 * b + 1], state[s], x.z, x.w);
+      const uint4 x = ptx::load_shared_words4(matrix + tile_offset(b, s, lane));
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        ptx::mma_f16(sum[i][2 * b], a[i], x.x, x.y);
+        ptx::mma_f16(sum[i][2 * b + 1], a[i], x.z, x.w);
+      }
     }
   }
 }
@@ -59,9 +66,17 @@ __device__ __forceinline__ void load_triangle(uint32_t from, int lane, LowerTria
   triangle.corner[3] = corner.w;
 }
 
-// sum += x t^T for t = T or M; `x` holds the tokens of blocks 0 and 1 as operand A.
-__device__ __forceinline__ void multiply_triangle(const uint32_t (&x)[kBlocks][4],
-                                                  const LowerTriangle& t, RowTokens& sum) {
+// The tokens of both blocks as operand A.
+using TokenOperand = uint32_t[kBlocks][4];
+
+__device__ __forceinline__ void tokens_operand(const RowTokens& x, TokenOperand& a) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) to_operand(x[2 * b], x[2 * b + 1], a[b]);
+}
+
+// sum += x t^T for t = T or M.
+__device__ __forceinline__ void multiply_triangle(const TokenOperand& x, const LowerTriangle& t,
+                                                  RowTokens& sum) {
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     ptx::mma_f16(sum[2 * b], x[b], t.diagonal[b][0], 0);
@@ -71,30 +86,39 @@ __device__ __forceinline__ void multiply_triangle(const uint32_t (&x)[kBlocks][4
   ptx::mma_f16(sum[3], x[0], t.corner[2], t.corner[3]);
 }
 
-__device__ __forceinline__ void decay_state(uint32_t decay, int c, RowState& state) {
+// S <- S d.
+template <int kTiles>
+__device__ __forceinline__ void decay_state(uint32_t record, int c, RowState (&state)[kTiles]) {
 #pragma unroll
   for (int s = 0; s < kSlices; ++s) {
-    const float4 d = ptx::load_shared4(decay + decay_offset(s, c));
+    const float4 d = ptx::load_shared4(record + kRecordDecay + decay_offset(s, c));
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      state[2 * s][2 * r] *= d.x;
-      state[2 * s][2 * r + 1] *= d.y;
-      state[2 * s + 1][2 * r] *= d.z;
-      state[2 * s + 1][2 * r + 1] *= d.w;
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        state[i][2 * s][2 * r] *= d.x;
+        state[i][2 * s][2 * r + 1] *= d.y;
+        state[i][2 * s + 1][2 * r] *= d.z;
+        state[i][2 * s + 1][2 * r + 1] *= d.w;
+      }
     }
   }
 }
 
 // S += R kr.
-__device__ __forceinline__ void update_state(const uint32_t (&r)[kBlocks][4], uint32_t kr, int lane,
-                                             RowState& state) {
+template <int kTiles>
+__device__ __forceinline__ void update_state(const TokenOperand (&r)[kTiles], uint32_t record,
+                                             int lane, RowState (&state)[kTiles]) {
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
-      const uint4 x = ptx::load_shared_words4(kr + tile_offset(b, s, lane));
-      ptx::mma_f16(state[2 * s], r[b], x.x, x.y);
-      ptx::mma_f16(state[2 * s + 1], r[b], x.z, x.w);
+      const uint4 kr = ptx::load_shared_words4(record + kRecordKr + tile_offset(b, s, lane));
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        ptx::mma_f16(state[i][2 * s], r[i][b], kr.x, kr.y);
+        ptx::mma_f16(state[i][2 * s + 1], r[i][b], kr.z, kr.w);
+      }
     }
   }
 }
@@ -102,7 +126,7 @@ __device__ __forceinline__ void update_state(const uint32_t (&r)[kBlocks][4], ui
 // A chunk's [32 tokens, 16 V rows] of v or out, bf16, in shared memory: 32 bytes a token, whose two
 // halves change places every four tokens, so that 8x8 matrices are read and written free of
 // conflicts.
-inline constexpr int kValueTileBytes = kChunk * kWarpRows * 2;
+inline constexpr int kValueTileBytes = kChunk * kTileRows * 2;
 
 __device__ __forceinline__ int value_offset(int token, int half) {
   return token * 32 + ((half ^ ((token >> 2) & 1)) << 4);

@@ -13,9 +13,6 @@ namespace flash_kda::cuda::portable {
 using RowState = float[16][4];
 // [16 rows, 32 tokens] likewise: tokens 8 t + 2c, + 1.
 using RowTokens = float[4][4];
-// The state as operand A, a slice of 16 channels at a time: words of row g at 0, 2, of g + 8 at 1,
-// 3.
-using RowOperand = uint32_t[8][4];
 
 struct RowScale {
   float unit[2] = {1.0F, 1.0F};     // of rows g and g + 8
@@ -46,30 +43,38 @@ __device__ __forceinline__ void row_maxima(const float (&x)[kTiles][4], float (&
   }
 }
 
+// What a lane knows of its rows g and g + 8.
+struct RowExtent {
+  uint32_t state_bits[2] = {};  // of all its S in fp16, united
+  float value_most[2];          // largest |v|
+};
+
 // Whether all four lanes of some row have their bit set.
 __device__ __forceinline__ bool some_whole_row(uint32_t lanes) {
   lanes &= lanes >> 1;
   return (lanes & (lanes >> 2) & 0x11111111U) != 0;
 }
 
-// Whether some row of the warp has left its band. All lanes get the same answer.
-__device__ __forceinline__ bool some_row_unfit(const RowOperand& state, const RowTokens& values,
-                                               const RowScale& scale) {
-  float most[2];
-  row_maxima(values, most);
+// Whether some row of the warp may have left its band. All lanes get the same answer; it errs
+// towards yes where faint lanes of different rows stand beside each other.
+template <int kTiles>
+__device__ __forceinline__ bool some_row_unfit(const RowExtent (&extent)[kTiles],
+                                               const RowScale (&scale)[kTiles]) {
   bool hot = false;
-  bool faint[2];
+  bool faint = false;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    uint32_t bits = 0;
+  for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
-    for (int s = 0; s < 8; ++s) bits |= state[s][r] | state[s][r + 2];
-    hot = hot || (bits & kStateLimitBits) != 0 || most[r] >= kValueLimit;
-    faint[r] = (bits & kFaintBits) == 0 && most[r] < kFaint && scale.unit[r] < kLargestUnit;
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t bits = extent[i].state_bits[r];
+      const float most = extent[i].value_most[r];
+      hot = hot || (bits & kStateLimitBits) != 0 || most >= kValueLimit;
+      faint =
+          faint || ((bits & kFaintBits) == 0 && most < kFaint && scale[i].unit[r] < kLargestUnit);
+    }
   }
   constexpr uint32_t kAll = 0xffffffffU;
-  return __any_sync(kAll, hot) || some_whole_row(__ballot_sync(kAll, faint[0])) ||
-         some_whole_row(__ballot_sync(kAll, faint[1]));
+  return __any_sync(kAll, hot) || some_whole_row(__ballot_sync(kAll, faint));
 }
 
 // The factor that brings a row of largest magnitude `most` into [1/2, 1).
@@ -82,22 +87,22 @@ __device__ __forceinline__ float fitting_factor(float most) {
   return __uint_as_float(factor << 23);
 }
 
-// Fits the rows that have left their band, or all if `all`.
-__device__ __forceinline__ void fit_rows(RowState& state, RowTokens& values, RowScale& scale,
+// Fits the rows that have left their band, or all if `all`. Values are to be loaded anew.
+__device__ __forceinline__ void fit_rows(RowState& state, const RowExtent& extent, RowScale& scale,
                                          bool all) {
-  float state_most[2], value_most[2];
+  float state_most[2];
   row_maxima(state, state_most);
-  row_maxima(values, value_most);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    float value_most = extent.value_most[r];
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2) {
       state_most[r] = fmaxf(state_most[r], __shfl_xor_sync(0xffffffffU, state_most[r], lanes));
-      value_most[r] = fmaxf(value_most[r], __shfl_xor_sync(0xffffffffU, value_most[r], lanes));
+      value_most = fmaxf(value_most, __shfl_xor_sync(0xffffffffU, value_most, lanes));
     }
-    const float most = fmaxf(state_most[r], value_most[r]);
+    const float most = fmaxf(state_most[r], value_most);
     const bool unfit =
-        all || state_most[r] >= kStateLimit || value_most[r] >= kValueLimit || most < kFaint;
+        all || state_most[r] >= kStateLimit || value_most >= kValueLimit || most < kFaint;
     if (!unfit) continue;
     const float wanted = scale.unit[r] * fitting_factor(most);
     const float unit = fminf(fmaxf(wanted, kSmallestUnit), kLargestUnit);
@@ -108,11 +113,6 @@ __device__ __forceinline__ void fit_rows(RowState& state, RowTokens& values, Row
     for (int j = 0; j < 16; ++j) {
       state[j][2 * r] *= factor;
       state[j][2 * r + 1] *= factor;
-    }
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      values[t][2 * r] *= factor;
-      values[t][2 * r + 1] *= factor;
     }
   }
 }
