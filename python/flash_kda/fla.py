@@ -29,7 +29,6 @@ OPT_OUT_ENV = "FLA_FLASH_KDA"  # 0: FLA never calls flash_kda
 DISPATCH_OFF_ENV = "FLA_DISABLE_BACKEND_DISPATCH"  # 1, when FLA is imported: no backends at all
 PRIORITY = 2  # FLA's own has 3; less comes first
 
-_HEAD_DIM = 128
 _ALIGNMENT = 16  # bytes: of rows on CUDA, their strides included
 _IN_KERNEL_FLAGS = ("use_gate_in_kernel", "use_qk_l2norm_in_kernel", "use_beta_sigmoid_in_kernel")
 
@@ -154,7 +153,7 @@ def forward_arguments(call: Mapping[str, Any], copy: bool) -> dict[str, Any]:
         },
         "beta": call["beta"],
         "scale": q.shape[-1] ** -0.5 if scale is None else scale,
-        "out": torch.empty(v.shape, dtype=v.dtype, device=v.device),
+        "out": torch.empty(v.shape, dtype=v.dtype, device=v.device) if copy else None,
         "lower_bound": call["lower_bound"],
         "initial_state": initial,
         "final_state": final,
@@ -179,35 +178,8 @@ def _has_dense_rows(tensor: torch.Tensor) -> bool:
     return all(offset % _ALIGNMENT == 0 for offset in offsets)
 
 
-# explain takes longer than a short call on a GPU, where what it says depends on these alone. On the
-# CPU it also reads cu_seqlens.
-_verdicts: dict[tuple[object, ...], list[str]] = {}
-_MAX_VERDICTS = 1024
-
-
 def _forward_refusal(arguments: Mapping[str, Any]) -> list[str]:
     """No or one reason why no implementation runs these arguments of ``flash_kda.fwd``."""
-    if not arguments["q"].is_cuda:
-        return _ask(arguments)
-    key = (
-        os.environ.get("FLASH_KDA_FORCE_IMPL"),
-        *(_identity(value) for value in arguments.values()),
-    )
-    found = _verdicts.get(key)
-    if found is None:
-        if len(_verdicts) >= _MAX_VERDICTS:
-            _verdicts.clear()
-        found = _verdicts[key] = _ask(arguments)
-    return found
-
-
-def _identity(value: object) -> object:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return (value.shape, value.stride(), value.dtype, value.device, value.data_ptr() % _ALIGNMENT)
-
-
-def _ask(arguments: Mapping[str, Any]) -> list[str]:
     verdicts = flash_kda.explain(**arguments)
     if any(verdict.accepted for verdict in verdicts):
         return []

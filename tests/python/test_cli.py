@@ -142,11 +142,12 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert "0 failed" in text
-    rows = json.loads((tmp_path / "check.json").read_text())["rows"]
+    (path,) = tmp_path.glob("*-errors.json")
+    rows = json.loads(path.read_text())["rows"]
     assert {"cpu", "reference"} <= {row["implementation"] for row in rows}
     assert all(row["passed"] and row["out"]["relative"] > 0 for row in rows)
-    assert "tails/randn" in (tmp_path / "check.md").read_text()
-    assert (tmp_path / "check.png").stat().st_size > 10_000
+    assert "tails/randn" in path.with_suffix(".md").read_text()
+    assert path.with_suffix(".png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
@@ -391,6 +392,12 @@ def test_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "SOME_NAME" not in machine.os.environ
         raise KeyError
     assert machine.os.environ["SOME_NAME"] == "before"
+
+
+def test_files_are_named_after_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, stem in {"NVIDIA H200": "h200", "Some CPU @ 2.0GHz": "some-cpu-2-0ghz"}.items():
+        monkeypatch.setattr(machine, "device_name", lambda device, name=name: name)
+        assert machine.file_stem(torch.device("cpu")) == stem
 
 
 @pytest.mark.parametrize("text", ["2.11.0+cu130", "2.11.0a0+git123", "2.11.0.dev1"])

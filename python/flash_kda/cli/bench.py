@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     print(text)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
-        stem = "".join(c if c.isalnum() else "-" for c in name.lower().replace("nvidia ", ""))
+        stem = machine.file_stem(device)
         path = args.out / stem
         if reason := plots.missing():
             print(reason)

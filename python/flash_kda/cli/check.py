@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", metavar="WORD", help="cases whose name contains the word")
     parser.add_argument("--plot", action="store_true", help="also draw the error distributions")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write check.md, .json, .png")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write <device>-errors.md, .json, .png there"
+    )
     parser.add_argument("--no-peers", action="store_true", help="leave FLA's kernels out")
 
 
@@ -213,14 +215,14 @@ def _save(
         return
     folder = args.out or Path()
     folder.mkdir(parents=True, exist_ok=True)
-    device = machine.devices()[-1]
+    device = machine.devices()[:2][-1]
+    name, stem = machine.device_name(device), machine.file_stem(device) + "-errors"
     about = machine.description(device)
-    text = f"# Errors, {machine.device_name(device)}\n\n{tables.facts(about)}\n\n{report}\n"
+    text = f"# Errors, {name}\n\n{tables.facts(about)}\n\n{report}\n"
     if args.plot:
-        plots.error_distributions(spread, folder / "check.png", machine.device_name(device))
-        text += "\n![Error distributions](check.png)\n"
-    (folder / "check.md").write_text(text, encoding="utf-8")
+        plots.error_distributions(spread, folder / f"{stem}.png", name)
+        text += f"\n![Error distributions]({stem}.png)\n"
     record = {"about": about, "rows": [asdict(row) for row in rows]}
-    (folder / "check.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    written = ", ".join(sorted(path.name for path in folder.glob("check.*")))
-    print(f"written to {folder.resolve()}: {written}")
+    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
+    (folder / f"{stem}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    print(f"written to {folder.resolve()}: {stem}.md, .json" + (", .png" if args.plot else ""))

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import flash_kda
-from flash_kda import _ctypes, fla
+from flash_kda import _build_info, _ctypes, fla
 from flash_kda._operator import USES_BINDING
 from flash_kda.cli import dispatch, machine, tables
 
@@ -58,8 +58,14 @@ def _devices() -> str:
 def _build() -> str:
     archs = _ctypes.built_cuda_archs()
     binding = "torch's stable ABI" if USES_BINDING else "ctypes (torch too old for the stable ABI)"
+    made_with = [_build_info.COMPILER]
+    if _build_info.CUDA:
+        made_with.append(f"nvcc {_build_info.CUDA}")
+    if _build_info.TORCH:
+        made_with.append(f"torch {_build_info.TORCH}")
     lines = {
         "version": f"{flash_kda.__version__}, in {flash_kda.__path__[0]}",
+        "made with": ", ".join(made_with),
         "CUDA architectures": ", ".join(archs) if archs else "none, a CPU-only build",
         "implementations": ", ".join(_ctypes.implementation_names()) + " (best first)",
         "binding": binding,

@@ -122,6 +122,12 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
+def file_stem(device: torch.device) -> str:
+    """What files about a device are called: "h200" for an NVIDIA H200."""
+    name = device_name(device).lower().removeprefix("nvidia ")
+    return "-".join("".join(c if c.isalnum() else " " for c in name).split())
+
+
 def device_text(device: torch.device) -> str:
     if device.type != "cuda":
         return f"{device_name(device)}, {torch.get_num_threads()} threads"
