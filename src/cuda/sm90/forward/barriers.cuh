@@ -1,0 +1,100 @@
+// The barriers of the Hopper forward kernel and the cursors that count through their slots.
+//
+//   barrier     slots        arrivals per phase                meaning
+//   raw         stage        q/k/g loader 1 + bytes            q, k, g of a chunk are in the stage
+//   full        stage        64 preparation threads            the chain's operands are in it
+//   empty       stage        8 chain warps                     the stage may be filled anew
+//   value_full  v tile       v loader 1 + bytes                v of a chunk is in the tile
+//   value_free  v tile       8 chain warps                     and has been read
+//   out_full    half, tile   4 chain warps                     out of a chunk is in the tile
+//   out_free    half, tile   the half's out storer 1           and has been read
+//
+// Every waiter sees every phase of its barriers.
+#pragma once
+
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/sm90/forward/config.h"
+
+namespace flash_kda::cuda::sm90 {
+
+// A slot of a ring and how often the ring has been round: what consumers wait for. A producer waits
+// for the phase before, which a fresh barrier counts as complete.
+template <int kSlots>
+struct Cursor {
+  int slot = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == kSlots) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+using StageCursor = Cursor<kStages>;
+using ValueCursor = Cursor<kValueTiles>;
+using OutputCursor = Cursor<kOutputTiles>;
+
+struct Barriers {
+  uint32_t base;  // shared address
+
+  static constexpr int kRaw = 0;
+  static constexpr int kFull = kRaw + kStages;
+  static constexpr int kEmpty = kFull + kStages;
+  static constexpr int kValueFull = kEmpty + kStages;
+  static constexpr int kValueFree = kValueFull + kValueTiles;
+  static constexpr int kOutFull = kValueFree + kValueTiles;
+  static constexpr int kOutFree = kOutFull + kHalves * kOutputTiles;
+  static constexpr int kCount = kOutFree + kHalves * kOutputTiles;
+  static_assert(kSharedBarriers + kCount * ptx::kMbarrierBytes <= kSharedBytes);
+
+  __device__ __forceinline__ uint32_t at(int index) const {
+    return base + index * ptx::kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t raw(int slot) const { return at(kRaw + slot); }
+  __device__ __forceinline__ uint32_t full(int slot) const { return at(kFull + slot); }
+  __device__ __forceinline__ uint32_t empty(int slot) const { return at(kEmpty + slot); }
+  __device__ __forceinline__ uint32_t value_full(int slot) const { return at(kValueFull + slot); }
+  __device__ __forceinline__ uint32_t value_free(int slot) const { return at(kValueFree + slot); }
+  __device__ __forceinline__ uint32_t out_full(int half, int slot) const {
+    return at(kOutFull + half * kOutputTiles + slot);
+  }
+  __device__ __forceinline__ uint32_t out_free(int half, int slot) const {
+    return at(kOutFree + half * kOutputTiles + slot);
+  }
+
+  // By one thread, before the barrier that starts the roles.
+  __device__ __forceinline__ void init() const {
+    constexpr int kChainWarps = kChainThreads / 32;
+    for (int slot = 0; slot < kStages; ++slot) {
+      ptx::mbarrier_init(raw(slot), 1);
+      ptx::mbarrier_init(full(slot), 64);
+      ptx::mbarrier_init(empty(slot), kChainWarps);
+    }
+    for (int slot = 0; slot < kValueTiles; ++slot) {
+      ptx::mbarrier_init(value_full(slot), 1);
+      ptx::mbarrier_init(value_free(slot), kChainWarps);
+    }
+    for (int half = 0; half < kHalves; ++half) {
+      for (int slot = 0; slot < kOutputTiles; ++slot) {
+        ptx::mbarrier_init(out_full(half, slot), kChainWarps / kHalves);
+        ptx::mbarrier_init(out_free(half, slot), 1);
+      }
+    }
+    ptx::fence_async_shared();
+  }
+};
+
+// One lane of the warp, after what all its lanes did.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  if (ptx::elect_one()) ptx::mbarrier_arrive(barrier);
+}
+__device__ __forceinline__ void warp_arrive(uint32_t first, uint32_t second) {
+  __syncwarp();
+  if (ptx::elect_one()) {
+    ptx::mbarrier_arrive(first);
+    ptx::mbarrier_arrive(second);
+  }
+}
+
+}  // namespace flash_kda::cuda::sm90

@@ -1,0 +1,80 @@
+// The forward pass on Hopper, one CTA per sequence and head (in turn, where there are more of those
+// than SMs). With chunks of C = 32 tokens and the notation of docs/algorithm.md:
+//
+//   X = V^T - S kd^T      R = X T^T      O^T = S qd^T + R M^T      S = S d + R kr
+//
+// tiles   q, k, g -> qd, kd, kr [32 x 128] bf16; T, M [32 x 32] bf16; d [128] fp32
+//         S [128 x 128] fp32 in registers, 64 V rows per chain warpgroup; X, R, O [64 x 32]
+// shared  6 stages of 29 KB (q, k, g become operands in place; T | M; d), 2 tiles of v, 2 tiles of
+//         out per V half, scratch of the preparation pairs, barriers (config.h)
+// roles   warpgroups 0, 1  chain, V half 0 and 1                 152 registers (recurrence.cuh)
+//         warpgroup  2     2 pairs of preparation warps          176 (prepare_role.cuh)
+//         warpgroup  3     warp 0 loads q, k, g; 1 loads v; 2, 3 store out of a half: 32 (copy.cuh)
+// barriers: the table in barriers.cuh
+#include "cuda/common/per_device.h"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/sm90/forward/copy.cuh"
+#include "cuda/sm90/forward/kernel.h"
+#include "cuda/sm90/forward/prepare_role.cuh"
+#include "cuda/sm90/forward/recurrence.cuh"
+
+namespace flash_kda::cuda::sm90 {
+namespace {
+
+__device__ __forceinline__ void copy_role(const Params& params, const uint16_t* order,
+                                          uint32_t shared, Barriers barriers, int thread) {
+  const int warp = thread >> 5, lane = thread & 31;
+  if (warp >= 2) {
+    const int half = warp - 2;
+    store_outputs(params, order, half,
+                  shared + kSharedOutputs + half * kOutputTiles * kHalfTileBytes, barriers, lane);
+  } else if (lane == 0 && warp == 0) {
+    load_inputs(params, order, shared + kSharedStages, barriers);
+  } else if (lane == 0) {
+    load_values(params, order, shared + kSharedValues, barriers);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  const uint32_t shared = ptx::shared_address(memory);
+  const int thread = threadIdx.x;
+  const Barriers barriers{shared + kSharedBarriers};
+  uint16_t* order = reinterpret_cast<uint16_t*>(memory + kSharedOrder);
+  if (thread == 0) barriers.init();
+  if (thread < 4) reinterpret_cast<uint32_t*>(memory + kSharedZeros)[thread] = 0;
+  if (params.sort) {
+    static_assert(sizeof(int32_t) * kMaxSorted <= kPairs * kScratchBytes);
+    sort_sequences(params, order, reinterpret_cast<int32_t*>(memory + kSharedScratch));
+  }
+  __syncthreads();
+  const int group = thread / kWarpgroup;
+  if (group < kHalves) {
+    ptx::take_registers<kChainRegisters>();
+    chain_role(params, order, shared);
+  } else if (thread < kChainThreads + kPrepareThreads) {
+    ptx::take_registers<kPrepareRegisters>();
+    prepare_role(params, order, shared, barriers, thread - kChainThreads);
+  } else {
+    ptx::give_registers<kCopyRegisters>();
+    copy_role(params, order, shared, barriers, thread % kWarpgroup);
+  }
+}
+
+}  // namespace
+
+const void* forward_entry() { return reinterpret_cast<const void*>(forward_kernel); }
+
+Status launch_forward(const Params& params, uint32_t ctas, cudaStream_t stream) {
+  static PerDevice attributes;
+  FLASH_KDA_RETURN_IF_ERROR(attributes.once([] {
+    return to_status(cudaFuncSetAttribute(
+                         forward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+                     "cudaFuncSetAttribute(cuda.sm90 forward)");
+  }));
+  forward_kernel<<<ctas, kThreads, kSharedBytes, stream>>>(params);
+  return launch_status("cuda.sm90 forward");
+}
+
+}  // namespace flash_kda::cuda::sm90

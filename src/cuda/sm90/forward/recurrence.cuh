@@ -1,0 +1,232 @@
+// The serial chain over the chunks of a sequence: one warpgroup holds 64 V rows of the state S in
+// fp32 accumulators and feeds it, X and R to the tensor cores as register operands:
+//
+//   [-X | O^T] = [-V^T | 0] + S [kd; qd]^T     R = X T^T     S = S d + R kr     O^T += R M^T
+//
+// Two warpgroups, one per V half, fill each other's waits; S decays while S [kd; qd]^T runs.
+// Nothing is in flight where the loop closes: the compiler would wait for everything there. 128
+// registers hold S, its bf16 copy, X and O; the copies of X and R take the place of the one of S.
+// Which order of these steps fits the registers without spills, and without products that the
+// compiler runs one at a time (its notes C7510 to C7517), was tried out: look for both after every
+// change.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/barriers.cuh"
+#include "cuda/sm90/forward/schedule.cuh"
+#include "cuda/sm90/forward/state.cuh"
+
+namespace flash_kda::cuda::sm90 {
+
+inline constexpr int kTokenRegisters = kHalf * kChunk / kWarpgroup;  // of X and O
+
+// Operand tiles of a stage as the tensor cores see them; step: 16 elements of the contraction.
+__device__ __forceinline__ uint64_t row_operand(uint64_t stage, int step) {  // [kd; qd]
+  return stage + ((kStageK + (step / 4) * kStageHalf + (step % 4) * 32) >> 4);
+}
+__device__ __forceinline__ uint64_t t_operand(uint64_t stage, int step) {
+  return stage + ((kStageTM + step * 32) >> 4);
+}
+__device__ __forceinline__ uint64_t m_operand(uint64_t stage, int step) {
+  return stage + ((kStageTM + kRowBytes / 2 + step * 32) >> 4);
+}
+__device__ __forceinline__ uint64_t update_operand(uint64_t stage, int step) {  // kr
+  return stage + ((kStageG + step * 16 * kRowBytes) >> 4);
+}
+
+// Registers are scarce: what follows from the thread's number is worked out anew where it is used,
+// and slots and parities of all rings from one count.
+struct Chain {
+  float S[kStateRegisters];
+  float XO[2 * kTokenRegisters];  // -X, then R; O
+  uint32_t S_bf16[kStateRegisters / 2];
+  uint32_t shared;  // shared memory of the CTA
+  uint32_t count;   // chunks of this CTA before the one in hand
+
+  static __device__ __forceinline__ uint32_t lane() { return ptx::thread_index() & 31; }
+  static __device__ __forceinline__ uint32_t half() { return ptx::thread_index() / kWarpgroup; }
+  __device__ __forceinline__ Barriers barriers() const { return {shared + kSharedBarriers}; }
+  __device__ __forceinline__ uint32_t stage() const {
+    return shared + kSharedStages + count % kStages * kStageBytes;
+  }
+  // The stage as an operand: its tiles lie at constant distances. leading counts for kr only.
+  __device__ __forceinline__ uint64_t matrices() const {
+    return ptx::wgmma_matrix(stage(), kHalfTileBytes, 8 * kRowBytes);
+  }
+  // This lane's row and piece in the tile of a half of v or out (matrices: tokens 0-7 and 8-15 of
+  // both groups of 8 V channels of the warp).
+  static __device__ __forceinline__ uint32_t matrix_lane() {
+    const uint32_t thread = ptx::thread_index();
+    const uint32_t row = thread & 7;
+    const uint32_t piece = 2 * (thread % kWarpgroup / 32) + ((thread >> 3) & 1);
+    return (((thread >> 4) & 1) * 8 + row) * kRowBytes + ((piece ^ row) << 4);
+  }
+
+  // -X = -V^T. Tokens from `rows` on lie past the end of the sequence: 0.
+  __device__ __forceinline__ void read_values(int32_t rows) {
+    const int slot = count % kValueTiles;
+    ptx::mbarrier_wait(barriers().value_full(slot), count / kValueTiles & 1);
+    const uint32_t tile =
+        shared + kSharedValues + slot * kTileBytes + half() * kHalfTileBytes + matrix_lane();
+#pragma unroll
+    for (int j = 0; j < kChunk / 16; ++j) {
+      uint32_t r[4];
+      ptx::load_matrix4_transposed(r, tile + j * 16 * kRowBytes);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t negated = r[i] ^ 0x80008000U;
+        XO[8 * j + 2 * i] = ptx::low_bf16(negated);
+        XO[8 * j + 2 * i + 1] = ptx::high_bf16(negated);
+      }
+    }
+    if (rows < kChunk) {
+      const int column = 2 * (lane() & 3);
+#pragma unroll
+      for (int i = 0; i < kTokenRegisters; ++i) {
+        if (8 * (i >> 2) + column + (i & 1) >= rows) XO[i] = 0.0F;
+      }
+    }
+  }
+
+  // Only after products were started that take X: the instruction that arrives overtakes reads of
+  // shared memory that still wait for their turn behind loads of the state.
+  __device__ __forceinline__ void release_values() {
+    warp_arrive(barriers().value_free(count % kValueTiles));
+  }
+
+  __device__ __forceinline__ void round_state() {
+#pragma unroll
+    for (int i = 0; i < kStateRegisters / 2; ++i) {
+      S_bf16[i] = ptx::pack_bf16(S[2 * i], S[2 * i + 1]);
+    }
+  }
+
+  // [-X | O] += S [kd; qd]^T, left in flight.
+  __device__ __forceinline__ void start_rows() {
+#pragma unroll
+    for (int i = 0; i < kTokenRegisters; ++i) XO[kTokenRegisters + i] = 0.0F;
+    const uint64_t operands = matrices();
+    ptx::hold(XO);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      ptx::wgmma_n64(XO, &S_bf16[4 * step], row_operand(operands, step));
+    }
+    ptx::wgmma_commit();
+  }
+
+  // S *= d, in parts: a few registers of d at a time.
+  __device__ __forceinline__ void decay() {
+    const uint32_t d = stage() + kStageDecay + 8 * (lane() & 3);
+    constexpr int kColumns = kStateRegisters / 4;
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      if (i % 4 == 0) ptx::hold(S);
+      const float2 factor = ptx::load_shared2(d + 32 * i);
+      S[4 * i] *= factor.x;
+      S[4 * i + 1] *= factor.y;
+      S[4 * i + 2] *= factor.x;
+      S[4 * i + 3] *= factor.y;
+    }
+    ptx::hold(S);
+  }
+
+  // R = X T^T, S += R kr, O += R M^T; the last two are left in flight.
+  __device__ __forceinline__ void update() {
+    const uint64_t operands = matrices();
+    uint32_t bf16[kTokenRegisters / 2];
+#pragma unroll
+    for (int i = 0; i < kTokenRegisters / 2; ++i)
+      bf16[i] = ptx::pack_bf16(XO[2 * i], XO[2 * i + 1]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+      ptx::wgmma_n32<-1>(XO, &bf16[4 * step], t_operand(operands, step), step > 0);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::hold(XO);
+#pragma unroll
+    for (int i = 0; i < kTokenRegisters / 2; ++i)
+      bf16[i] = ptx::pack_bf16(XO[2 * i], XO[2 * i + 1]);
+    ptx::hold(S);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+      ptx::wgmma_n128_transposed(S, &bf16[4 * step], update_operand(operands, step));
+    }
+    ptx::wgmma_commit();
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+      ptx::wgmma_n32<1>(XO + kTokenRegisters, &bf16[4 * step], m_operand(operands, step), true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  // out of the chunk in hand goes to its tile; its stage is done with.
+  __device__ __forceinline__ void write_output() {
+    const float* O = XO + kTokenRegisters;
+    const int slot = count % kOutputTiles;
+    const uint32_t full = barriers().out_full(half(), slot);
+    ptx::mbarrier_wait(barriers().out_free(half(), slot), (count / kOutputTiles & 1) ^ 1);
+    const uint32_t tile =
+        shared + kSharedOutputs + matrix_lane() + (half() * kOutputTiles + slot) * kHalfTileBytes;
+#pragma unroll
+    for (int j = 0; j < kChunk / 16; ++j) {
+      uint32_t r[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(O[8 * j + 2 * i], O[8 * j + 2 * i + 1]);
+      ptx::store_matrix4_transposed(tile + j * 16 * kRowBytes, r);
+    }
+    ptx::fence_async_shared();
+    warp_arrive(barriers().empty(count % kStages), full);
+  }
+
+  // All chunks of a sequence of `length` > 0 tokens, from S to S.
+  __device__ __forceinline__ void run(int32_t length) {
+    do {
+      read_values(length);
+      round_state();
+      ptx::mbarrier_wait(barriers().full(count % kStages), count / kStages & 1);
+      start_rows();
+      decay();
+      release_values();
+      ptx::wgmma_wait<0>();
+      ptx::hold(XO);
+      update();
+      ptx::wgmma_wait<0>();
+      ptx::hold(S);
+      ptx::hold(XO);
+      write_output();
+      ++count;
+      length -= kChunk;
+    } while (length > 0);
+  }
+};
+
+__device__ __forceinline__ void chain_role(const Params& params, const uint16_t* order,
+                                           uint32_t shared) {
+  Chain chain;
+  chain.shared = shared;
+  chain.count = 0;
+  Item item;
+#pragma unroll 1
+  for (uint32_t k = 0; nth_item(params, order, k, item); ++k) {
+    const uint32_t matrix = static_cast<uint32_t>(item.sequence) * params.heads + item.head;
+    if (item.length == 0 && params.final_state == nullptr) continue;
+    if (item.length == 0 && params.initial_state != nullptr &&
+        params.initial_bf16 == params.final_bf16) {
+      copy_state(params.initial_state, params.final_state, params.final_bf16, matrix);
+      continue;
+    }
+    load_state(chain.S, params.initial_state, params.initial_bf16, state_offset(matrix));
+    if (item.length > 0) chain.run(item.length);
+    if (params.final_state != nullptr) {
+      store_state(chain.S, params.final_state, params.final_bf16, state_offset(matrix));
+    }
+  }
+}
+
+}  // namespace flash_kda::cuda::sm90
