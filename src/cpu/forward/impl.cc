@@ -193,8 +193,8 @@ void run_task(const Kernels& kernels, int64_t round, int64_t task, int64_t heads
   kernels.prepare(s.head, chunk, &s.tiles[(round + 1) & 1][ahead], &scratch->prepare);
 }
 
-void run_shared(const Kernels& kernels, const ForwardProblem& problem, int64_t heads, int threads,
-                SharedHead* shared, ThreadScratch* scratch) {
+void run_shared(const Kernels& kernels, const ForwardProblem& problem, int64_t heads,
+                [[maybe_unused]] int threads, SharedHead* shared, ThreadScratch* scratch) {
   int64_t longest = 0;
   for (int64_t i = 0; i < heads; ++i) {
     shared[i].head = head_of(problem, i);
