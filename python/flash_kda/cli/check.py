@@ -73,10 +73,11 @@ def run(args: argparse.Namespace) -> int:
     spread: dict[str, dict[str, torch.Tensor]] = {}
     rows: list[Row] = []
     for case in chosen:
-        rows += _check(case, not args.no_peers, spread)
-        for row in rows:
+        of_case = _check(case, not args.no_peers, spread)
+        for row in of_case:
             if row.failure:
                 print(f"{row.case}, {row.implementation}: {row.failure}", file=sys.stderr)
+        rows += of_case
     report = _report(rows)
     print(report)
     _save(args, rows, report, spread)

@@ -20,15 +20,16 @@ _LOOP_SECONDS = 3e-5  # of the host for one turn of the timed loop, beside the c
 
 
 def cpu_seconds(calls: Mapping[str, Call], budget: float) -> dict[str, float]:
-    """The median time of each call; ``budget`` is for each of them together, in seconds."""
+    """The best time of each call, which other work on the machine disturbs least.
+
+    ``budget`` is what each of them may take together, in seconds.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for round_number in range(_ROUNDS):
+    for _ in range(_ROUNDS):
         for name, call in calls.items():
             time.sleep(_SETTLE_SECONDS)
-            if round_number == 0 or _seconds_of(call) < budget / _ROUNDS:
-                call()  # warm
             samples[name] += _cpu_samples(call, budget / _ROUNDS)
-    return {name: statistics.median(found) for name, found in samples.items()}
+    return {name: min(found) for name, found in samples.items()}
 
 
 def _cpu_samples(call: Call, budget: float) -> list[float]:
