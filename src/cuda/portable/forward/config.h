@@ -24,8 +24,8 @@ inline constexpr int kSlicesPerWarp = kSlices / kPrepareWarps;
 inline constexpr int kTileRows = 16;
 inline constexpr int kRowTiles = kHeadDim / kTileRows;
 
-// Chunks of the recurrence under way at once, in shared memory.
-inline constexpr int kStages = 3;
+// Sequences that the plan sorts: by counting the longer ones, which more would make slow.
+inline constexpr int kMostSorted = 1024;
 
 // Prepared chunks are kept for a window of the chunks at a time; this bounds their bytes, unless
 // one chunk of all heads takes more.

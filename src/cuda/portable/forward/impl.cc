@@ -20,6 +20,7 @@ namespace {
 
 constexpr int kMinCapability = 80;
 constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
+constexpr int64_t kMostParts = 4;  // Division::row_parts
 constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
 
 Layout layout_of(const ForwardProblem& p, const Options& options) {
@@ -42,7 +43,7 @@ Status accepts(const ForwardProblem& p) {
   FLASH_KDA_RETURN_IF_ERROR(check_built_for(p.device.index, prepare_entry()));
   const Layout layout = layout_of(p, {});
   const int64_t blocks = std::max(layout.slots_per_window * p.heads,
-                                  sequences_per_window(p, layout) * p.heads * kRowTiles);
+                                  sequences_per_window(p, layout) * p.heads * kMostParts);
   if (layout.slots <= kMostSlots && blocks <= kMostBlocks) return {};
   return Status::unsupported("expected at most " + std::to_string(kMostSlots) +
                              " chunks of 32 tokens and " + std::to_string(kMostBlocks) +
@@ -54,25 +55,19 @@ int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) 
   return workspace_bytes_with({}, tokens_total, heads, sequences);
 }
 
-// How the V rows of a head are shared out.
-struct Division {
-  int row_parts = 1;
-  int tiles_per_warp = 1;
-};
-
-// The fewest parts that give two thirds of the multiprocessors something to do, since each part
-// reads all records of its head; two tiles to a warp where a head stays whole or nearly so.
+// Each part of a head reads all its records, so few parts spare the L2 cache; but as long as they
+// do not fill the device twice over, more of them spread more evenly. A third stage hides latency
+// where blocks have room for it, two stages make room for a third block.
 Division choose_division(const Options& options, int64_t sequence_heads,
                          const DeviceProperties& device) {
+  constexpr int64_t kBlocksPerMultiprocessor = 3;  // of 2 stages; of 3 there are 2
+  const int64_t room = device.multiprocessors;
   Division division;
-  if (recurrence_shared_bytes(1) > device.shared_bytes_per_block) division.row_parts = 2;
-  while (division.row_parts < kRowTiles / 2 &&
-         sequence_heads * division.row_parts * 3 < int64_t{2} * device.multiprocessors) {
-    division.row_parts *= 2;
-  }
+  division.row_parts = sequence_heads * 2 >= 2 * kBlocksPerMultiprocessor * room ? 2 : 4;
   if (options.row_parts != 0) division.row_parts = options.row_parts;
-  division.tiles_per_warp = division.row_parts <= 2 ? 2 : 1;
-  if (options.tiles_per_warp != 0) division.tiles_per_warp = options.tiles_per_warp;
+  const int64_t blocks = sequence_heads * division.row_parts;
+  division.stages = blocks <= (kBlocksPerMultiprocessor - 1) * room ? 3 : 2;
+  if (options.stages != 0) division.stages = options.stages;
   return division;
 }
 
@@ -84,6 +79,7 @@ TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspac
     plan.bounds = layout.bounds.in(workspace);
     plan.first_slots = layout.first_slots.in(workspace);
     plan.slot_sequences = layout.slot_sequences.in(workspace);
+    if (layout.windows == 1 && p.sequences <= kMostSorted) plan.order = layout.order.in(workspace);
   } else {
     plan.slots_per_sequence = static_cast<int32_t>(slots_of(p.tokens));
   }
@@ -121,7 +117,8 @@ RecurrenceParams recurrence_params(const ForwardProblem& p, const TilePlan& plan
 
 Carry carry_of(const Layout& layout, int64_t boundary, void* workspace) {
   const int64_t turn = boundary % 2;
-  return {layout.carry_state[turn].in(workspace), layout.carry_unit[turn].in(workspace)};
+  return {layout.carry_state[turn].in(workspace), layout.carry_unit[turn].in(workspace),
+          layout.carry_bits[turn].in(workspace)};
 }
 
 Status run(const ForwardProblem& p, void* workspace, int64_t workspace_size) {
@@ -158,8 +155,6 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   recurrence.records = prepare.records;
   const int64_t sequences = sequences_per_window(p, layout);
   const Division division = choose_division(options, sequences * p.heads, *device);
-  recurrence.row_parts = division.row_parts;
-  recurrence.tiles_per_warp = division.tiles_per_warp;
   for (int64_t i = 0; i < layout.windows; ++i) {
     const int64_t begin = i * layout.slots_per_window;
     prepare.window = {
@@ -170,7 +165,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
     recurrence.carry_out = carry_of(layout, i + 1, workspace);
     if (p.tokens > 0) FLASH_KDA_RETURN_IF_ERROR(launch_prepare(prepare, stream));
     FLASH_KDA_RETURN_IF_ERROR(
-        launch_recurrence(recurrence, static_cast<int32_t>(sequences), stream));
+        launch_recurrence(recurrence, division, static_cast<int32_t>(sequences), stream));
   }
   return {};
 }

@@ -10,8 +10,8 @@ namespace flash_kda::cuda::portable {
 
 struct Options {
   int64_t record_budget = kRecordBudget;  // bytes; fewer make more windows
-  int row_parts = 0;                      // 1, 2, 4 or 8 blocks to a head; 0: chosen
-  int tiles_per_warp = 0;                 // 1 or 2 tiles of 16 V rows; 0: chosen
+  int row_parts = 0;                      // as in Division (launch.h); 0: chosen
+  int stages = 0;                         // likewise
 };
 
 int64_t workspace_bytes_with(const Options& options, int64_t tokens_total, int64_t heads,

@@ -23,10 +23,12 @@ Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64
   layout.bounds = ledger.book<int64_t>(sequences + 1);
   layout.first_slots = ledger.book<int32_t>(sequences + 1);
   layout.slot_sequences = ledger.book<int32_t>(layout.slots);
+  layout.order = ledger.book<int32_t>(std::min<int64_t>(sequences, kMostSorted));
   const int64_t carried = layout.windows > 1 ? heads * kHeadDim : 0;  // V rows
   for (int i = 0; i < 2; ++i) {
     layout.carry_state[i] = ledger.book<float>(carried * kHeadDim);
     layout.carry_unit[i] = ledger.book<float>(carried);
+    layout.carry_bits[i] = ledger.book<uint32_t>(carried * 4);
   }
   layout.bytes = ledger.bytes();
   return layout;

@@ -16,8 +16,10 @@ struct Layout {
   WorkspaceBuffer<int64_t> bounds;         // tables of a TilePlan
   WorkspaceBuffer<int32_t> first_slots;
   WorkspaceBuffer<int32_t> slot_sequences;
+  WorkspaceBuffer<int32_t> order;
   WorkspaceBuffer<float> carry_state[2];  // in turn from window to window
   WorkspaceBuffer<float> carry_unit[2];
+  WorkspaceBuffer<uint32_t> carry_bits[2];
   int64_t bytes = 0;
 };
 

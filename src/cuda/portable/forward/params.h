@@ -24,11 +24,12 @@ struct PrepareParams {
   unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
 };
 
-// State of the sequence that the end of a window cuts, as the registers have it: the scaled rows
-// and their units (row_scale.cuh).
+// State of the sequence that the end of a window cuts, as the registers have it: the scaled rows,
+// their units and what is known of their extent (row_scale.cuh).
 struct Carry {
-  float* state = nullptr;  // [H, V, K]
-  float* unit = nullptr;   // [H, V]
+  float* state = nullptr;    // [H, V, K]
+  float* unit = nullptr;     // [H, V]
+  uint32_t* bits = nullptr;  // [H, V, 4], RowExtent's state_bits of the four lanes of a row
 };
 
 struct RecurrenceParams {
@@ -36,8 +37,6 @@ struct RecurrenceParams {
   Dense initial_state, final_state;
   float scale = 0.0F;
   int32_t heads = 0;
-  int32_t row_parts = 1;       // blocks that share the V rows of a head: 1, 2, 4 or 8
-  int32_t tiles_per_warp = 1;  // tiles of 16 rows: 1 or 2
   TilePlan plan;
   Window window;
   const unsigned char* records = nullptr;

@@ -55,6 +55,22 @@ __device__ int32_t find_sequence(const TilePlan& plan, int32_t slot) {
   return low;
 }
 
+// Longest first, equal ones as they come. `lengths` is shared memory for kThreads numbers.
+__device__ void sort_sequences(const TilePlan& plan, int64_t* lengths) {
+  static_assert(kMostSorted <= kThreads);
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t length =
+      thread < plan.sequences ? plan.bounds[thread + 1] - plan.bounds[thread] : 0;
+  lengths[thread] = length;
+  __syncthreads();
+  if (thread >= plan.sequences) return;
+  int rank = 0;
+  for (int other = 0; other < plan.sequences; ++other) {
+    rank += lengths[other] > length || (lengths[other] == length && other < thread) ? 1 : 0;
+  }
+  plan.order[rank] = thread;
+}
+
 __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ PlanParams p) {
   extern __shared__ __align__(128) unsigned char plan_shared[];
   auto* parts = reinterpret_cast<int64_t*>(plan_shared);  // [kWarps]
@@ -86,6 +102,7 @@ __global__ void __launch_bounds__(kThreads) plan_kernel(const __grid_constant__ 
     slots_before = ends[0];
     __syncthreads();
   }
+  if (p.plan.order != nullptr) sort_sequences(p.plan, ends);
   for (int32_t slot = thread; slot < slots_before; slot += kThreads) {
     p.plan.slot_sequences[slot] = find_sequence(p.plan, slot);
   }

@@ -35,6 +35,9 @@ struct TilePlan {
   int64_t* bounds = nullptr;
   int32_t* first_slots = nullptr;
   int32_t* slot_sequences = nullptr;
+  // The sequences, longest first [N]; null where one window does not hold them all, for fixed
+  // length and for more than kMostSorted.
+  int32_t* order = nullptr;
 
   __device__ __forceinline__ int32_t total_slots() const {
     return bounds == nullptr ? sequences * slots_per_sequence : first_slots[sequences];
@@ -42,6 +45,13 @@ struct TilePlan {
 
   __device__ __forceinline__ int32_t sequence_of(int32_t slot) const {
     return bounds == nullptr ? slot / slots_per_sequence : slot_sequences[slot];
+  }
+
+  // The n-th sequence of a window that begins with this slot, in the order to work on them;
+  // `sequences` or more where there is none.
+  __device__ __forceinline__ int32_t nth_sequence(int32_t window_begin, int32_t n) const {
+    if (order != nullptr) return n < sequences ? order[n] : sequences;
+    return sequence_of(window_begin) + n;
   }
 
   __device__ __forceinline__ SequenceSlots span(int32_t sequence) const {

@@ -1,12 +1,10 @@
 // Recurrence: through the chunks of one sequence and head with the state in registers.
 //
-// A block to a part of a head's V rows, a warp to kTiles tiles of 16 rows (recurrence_steps.cuh).
-// Rows never meet, so results do not depend on this division: into 8, 4, 2 or 1 parts, as many as
-// it takes to fill the device. Two tiles to a warp halve the reads of the records, which bound a
-// full device; one tile is quicker where a chunk's latency counts.
+// A block to a part of a head's V rows, a warp to 16 of them (recurrence_steps.cuh). Rows never
+// meet, so results do not depend on the number of parts.
 //
 // Shared memory: kStages stages, each a record (record.cuh) and behind it a tile of v for every
-// tile of rows, which becomes the tile of out. Stage of chunk j: j % kStages.
+// warp, which becomes the tile of out. Stage of chunk j: j % kStages.
 //
 // Who waits for whom: each thread waits for its own copies of chunk j, then the block's barrier
 // makes all copies visible and says that chunk j - 1 is consumed; only then its stage is filled
@@ -26,7 +24,10 @@
 namespace flash_kda::cuda::portable {
 namespace {
 
-constexpr int stage_bytes(int row_tiles) { return kRecordBytes + row_tiles * kValueTileBytes; }
+constexpr int stage_bytes(int warps) { return kRecordBytes + warps * kValueTileBytes; }
+
+// Warps for which a multiprocessor has shared memory, and then registers too.
+constexpr int warps_per_multiprocessor(int stages) { return stages == 2 ? 12 : 8; }
 
 // What a block works on, and where its warp is in it.
 struct Part {
@@ -37,30 +38,24 @@ struct Part {
   int warp = 0, lane = 0, g = 0, c = 0;
   int row = 0;  // first V row of the warp
 
+  int last_tokens = 0;  // of the sequence's last chunk
+
   // Tokens of a chunk that exist.
   __device__ __forceinline__ int tokens(int32_t chunk) const {
-    const int64_t left = span.length - static_cast<int64_t>(chunk) * kChunk;
-    return left < kChunk ? static_cast<int>(left) : kChunk;
+    return chunk == span.slots - 1 ? last_tokens : kChunk;
   }
 };
 
-// A lane's 16 bytes of tokens lane / 2 and lane / 2 + 16 of a chunk, in v or out.
-struct TokenRows {
-  uint16_t* first;  // of the token lane / 2
-  int64_t stride;   // elements of 16 tokens
+// A lane's 16 bytes of the token lane / 2 of a chunk, in v or out; strides stay in the parameters.
+__device__ __forceinline__ uint16_t* token_row(const Rows& rows, const Part& at, int32_t chunk) {
+  const int64_t token = at.span.begin + static_cast<int64_t>(chunk) * kChunk + (at.lane >> 1);
+  return static_cast<uint16_t*>(rows.data) + at.span.batch * rows.batch_stride +
+         token * rows.token_stride + at.head * kHeadDim + at.row + 8 * (at.lane & 1);
+}
 
-  __device__ __forceinline__ TokenRows(const Rows& rows, const Part& at, int32_t chunk)
-      : stride(16 * rows.token_stride) {
-    const int64_t token = at.span.begin + static_cast<int64_t>(chunk) * kChunk + (at.lane >> 1);
-    first = static_cast<uint16_t*>(rows.data) + at.span.batch * rows.batch_stride +
-            token * rows.token_stride + at.head * kHeadDim + at.row + 8 * (at.lane & 1);
-  }
-  __device__ __forceinline__ void advance() { first += 2 * stride; }
-};
-
-// Index of (row g of the warp's tile, channel 2c) in a state [N, H, V, K].
-__device__ __forceinline__ int64_t state_index(int64_t sequence_head, const Part& at, int tile) {
-  return (sequence_head * kHeadDim + at.row + tile * kTileRows + at.g) * kHeadDim + 2 * at.c;
+// Index of (row g of the warp, channel 2c) in a state [N, H, V, K].
+__device__ __forceinline__ int64_t state_index(int64_t sequence_head, const Part& at) {
+  return (sequence_head * kHeadDim + at.row + at.g) * kHeadDim + 2 * at.c;
 }
 
 __device__ __forceinline__ void load_state(const Dense& from, int64_t index, RowState& state) {
@@ -112,30 +107,25 @@ __device__ __forceinline__ void pass_state(const RecurrenceParams& p, int64_t se
 }
 
 // Brings chunks into stages, in order.
-template <int kWarps, int kTiles>
+template <int kWarps>
 struct Fetcher {
+  const RecurrenceParams& p;
   const unsigned char* record;  // this thread's first 16 bytes
-  int64_t record_stride;        // from chunk to chunk
-  TokenRows v;
-  int32_t chunk;
+  const uint16_t* v;            // token_row
 
-  __device__ __forceinline__ Fetcher(const RecurrenceParams& p, const Part& at)
-      : record_stride(static_cast<int64_t>(p.heads) * kRecordBytes),
-        v(p.v, at, at.begin),
-        chunk(at.begin) {
+  __device__ __forceinline__ Fetcher(const RecurrenceParams& params, const Part& at)
+      : p(params), v(token_row(params.v, at, at.begin)) {
     const int64_t slot = at.span.first_slot + at.begin - p.window.begin;
-    record = p.records + slot * record_stride + static_cast<int64_t>(at.head) * kRecordBytes +
-             threadIdx.x * 16;
+    record = p.records + (slot * p.heads + at.head) * kRecordBytes + threadIdx.x * 16;
   }
 
-  // Queues this thread's share of the copies of the next chunk, if there is one.
-  __device__ __forceinline__ void fetch(const Part& at, uint32_t stage) {
+  // Queues this thread's share of the copies of a chunk, the one after the last; none past the end.
+  __device__ __forceinline__ void fetch(const Part& at, int32_t chunk, uint32_t stage) {
     if (chunk < at.end) {
       fetch_record(stage + threadIdx.x * 16);
-      fetch_values(at, stage + kRecordBytes + at.warp * kTiles * kValueTileBytes);
-      record += record_stride;
-      v.advance();
-      ++chunk;
+      fetch_values(at.tokens(chunk), at.lane, stage + kRecordBytes + at.warp * kValueTileBytes);
+      record += static_cast<int64_t>(p.heads) * kRecordBytes;
+      v += kChunk * p.v.token_stride;
     }
     ptx::copy_async_commit();
   }
@@ -153,178 +143,145 @@ struct Fetcher {
   }
 
   // Tokens that do not exist become zeros.
-  __device__ __forceinline__ void fetch_values(const Part& at, uint32_t tiles) const {
-    const int tokens = at.tokens(chunk);
-    const int token = at.lane >> 1;
-    const uint32_t to = tiles + value_offset(token, at.lane & 1);
+  __device__ __forceinline__ void fetch_values(int tokens, int lane, uint32_t tile) const {
+    const int token = lane >> 1;
+    const uint32_t to = tile + value_offset(token, lane & 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool exists = 16 * i + token < tokens;
       // An address that exists: the lane's own, or that of token 0 in its place.
-      const uint16_t* source = exists ? v.first + i * v.stride : v.first - token * (v.stride / 16);
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        ptx::copy_async16_or_zero(to + value_offset(16 * i, 0) + tile * kValueTileBytes,
-                                  source + tile * kTileRows, exists);
-      }
+      const uint16_t* source = v + (exists ? 16 * i : -token) * p.v.token_stride;
+      ptx::copy_async16_or_zero(to + value_offset(16 * i, 0), source, exists);
     }
   }
 };
 
-// Rounds O^T, turns it round in the tiles of v, which have been read, and writes the tokens that
+// Rounds O^T, turns it round in the tile of v, which has been read, and writes the tokens that
 // exist.
-template <int kTiles>
-__device__ __forceinline__ void store_out(const TokenRows& out, int tokens, const Part& at,
-                                          float output_scale, uint32_t tiles,
-                                          const RowTokens (&o)[kTiles],
-                                          const RowScale (&scale)[kTiles]) {
+__device__ __forceinline__ void store_out(const RecurrenceParams& p, uint16_t* out, int tokens,
+                                          const Part& at, uint32_t tile, const RowTokens& o,
+                                          const RowScale& scale) {
+  const float factor[2] = {p.scale * inverse_unit(scale.unit[0]),
+                           p.scale * inverse_unit(scale.unit[1])};
   __syncwarp();
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    const uint32_t tile = tiles + i * kValueTileBytes;
-    const float factor[2] = {output_scale * scale[i].inverse[0],
-                             output_scale * scale[i].inverse[1]};
+  for (int t = 0; t < 4; ++t) {
 #pragma unroll
-    for (int t = 0; t < 4; ++t) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const uint32_t word = ptx::transpose_matrix(
-            ptx::pack_bf16(o[i][t][2 * r] * factor[r], o[i][t][2 * r + 1] * factor[r]));
-        ptx::store_shared(tile + value_offset(8 * t + at.g, r) + 4 * at.c, __uint_as_float(word));
-      }
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t word = ptx::transpose_matrix(
+          ptx::pack_bf16(o[t][2 * r] * factor[r], o[t][2 * r + 1] * factor[r]));
+      ptx::store_shared(tile + value_offset(8 * t + at.g, r) + 4 * at.c, __uint_as_float(word));
     }
   }
   __syncwarp();
   const int token = at.lane >> 1;
-  const uint32_t from = tiles + value_offset(token, at.lane & 1);
+  const uint32_t from = tile + value_offset(token, at.lane & 1);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 x =
-          ptx::load_shared_words4(from + value_offset(16 * i, 0) + tile * kValueTileBytes);
-      if (16 * i + token < tokens) {
-        *reinterpret_cast<uint4*>(out.first + i * out.stride + tile * kTileRows) = x;
-      }
+    const uint4 x = ptx::load_shared_words4(from + value_offset(16 * i, 0));
+    if (16 * i + token < tokens) {
+      *reinterpret_cast<uint4*>(out + 16 * i * p.out.token_stride) = x;
     }
   }
 }
 
 // The rows of a warp.
-template <int kTiles>
 struct WarpRows {
-  RowState state[kTiles] = {};
-  RowScale scale[kTiles];
-  bool fresh = true;  // not fitted yet
+  RowState state = {};
+  RowScale scale;
+  uint32_t bits[2] = {};  // RowExtent's state_bits
+  bool fresh = true;      // not fitted yet
 };
 
 // From the initial state, or from the window before.
-template <int kTiles>
 __device__ __forceinline__ void begin_rows(const RecurrenceParams& p, const Part& at,
-                                           int64_t sequence_head, WarpRows<kTiles>& rows) {
+                                           int64_t sequence_head, WarpRows& rows) {
   rows.fresh = at.begin == 0;
+  if (!rows.fresh) {
+    load_state({p.carry_in.state, DType::kFloat32}, state_index(at.head, at), rows.state);
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    if (!rows.fresh) {
-      load_state({p.carry_in.state, DType::kFloat32}, state_index(at.head, at, i), rows.state[i]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = at.row + i * kTileRows + at.g + 8 * r;
-        rows.scale[i].unit[r] = p.carry_in.unit[at.head * kHeadDim + row];
-        rows.scale[i].inverse[r] = 1.0F / rows.scale[i].unit[r];
-      }
-    } else if (p.initial_state.data != nullptr) {
-      load_state(p.initial_state, state_index(sequence_head, at, i), rows.state[i]);
+    for (int r = 0; r < 2; ++r) {
+      const int row = at.head * kHeadDim + at.row + at.g + 8 * r;
+      rows.scale.unit[r] = p.carry_in.unit[row];
+      rows.bits[r] = p.carry_in.bits[row * 4 + at.c];
     }
+  } else if (p.initial_state.data != nullptr) {
+    load_state(p.initial_state, state_index(sequence_head, at), rows.state);
   }
 }
 
 // To the final state, or to the next window.
-template <int kTiles>
 __device__ __forceinline__ void end_rows(const RecurrenceParams& p, const Part& at,
-                                         int64_t sequence_head, const WarpRows<kTiles>& rows) {
+                                         int64_t sequence_head, const WarpRows& rows) {
+  if (at.end < at.span.slots) {
+    const float one[2] = {1.0F, 1.0F};
+    store_state({p.carry_out.state, DType::kFloat32}, state_index(at.head, at), rows.state, one);
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    if (at.end < at.span.slots) {
-      const float one[2] = {1.0F, 1.0F};
-      store_state({p.carry_out.state, DType::kFloat32}, state_index(at.head, at, i), rows.state[i],
-                  one);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = at.row + i * kTileRows + at.g + 8 * r;
-        if (at.c == 0) p.carry_out.unit[at.head * kHeadDim + row] = rows.scale[i].unit[r];
-      }
-    } else if (p.final_state.data != nullptr) {
-      store_state(p.final_state, state_index(sequence_head, at, i), rows.state[i],
-                  rows.scale[i].inverse);
+    for (int r = 0; r < 2; ++r) {
+      const int row = at.head * kHeadDim + at.row + at.g + 8 * r;
+      if (at.c == 0) p.carry_out.unit[row] = rows.scale.unit[r];
+      p.carry_out.bits[row * 4 + at.c] = rows.bits[r];
     }
+  } else if (p.final_state.data != nullptr) {
+    const float inverse[2] = {inverse_unit(rows.scale.unit[0]), inverse_unit(rows.scale.unit[1])};
+    store_state(p.final_state, state_index(sequence_head, at), rows.state, inverse);
   }
 }
 
-// X, with all rows fitted: what is found unfit on the way is fitted and read again.
-template <int kTiles>
-__device__ __forceinline__ void read_fitted(WarpRows<kTiles>& rows, uint32_t record, uint32_t tiles,
-                                            int lane, RowTokens (&x)[kTiles]) {
+// X, with all rows fitted: what is found unfit is fitted and read again.
+__device__ __forceinline__ void read_fitted(WarpRows& rows, uint32_t record, uint32_t tile,
+                                            int lane, RowTokens& x) {
 #pragma unroll 1
   for (bool last = false;; last = true) {
-    RowExtent extent[kTiles];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      load_values(tiles + i * kValueTileBytes, lane, rows.scale[i], x[i]);
-      row_maxima(x[i], extent[i].value_most);
-    }
+    RowExtent extent;
+    load_values(tile, lane, rows.scale, x);
+    row_maxima(x, extent.value_most);
+    extent.state_bits[0] = rows.bits[0];
+    extent.state_bits[1] = rows.bits[1];
     if (!rows.fresh) {
-      read_state(rows.state, record + kRecordKd, lane, x, extent);
-      if (!some_row_unfit(extent, rows.scale) || last) return;
+      uint32_t ignored[2];
+      read_state(rows.state, record + kRecordKd, lane, x, ignored);
+      if (last || !some_row_unfit(extent, rows.scale)) return;
     }
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      fit_rows(rows.state[i], extent[i], rows.scale[i], rows.fresh);
-    }
+    fit_rows(rows.state, extent, rows.scale, rows.fresh);
     rows.fresh = false;
   }
 }
 
 // One chunk, from its stage: O^T / scale, and the next state.
-template <int kTiles>
-__device__ __forceinline__ void step_chunk(WarpRows<kTiles>& rows, uint32_t record, uint32_t tiles,
-                                           const Part& at, RowTokens (&o)[kTiles]) {
-  RowTokens x[kTiles];
-  read_fitted(rows, record, tiles, at.lane, x);
+__device__ __forceinline__ void step_chunk(WarpRows& rows, uint32_t record, uint32_t tile,
+                                           const Part& at, RowTokens& o) {
+  RowTokens x;
+  read_fitted(rows, record, tile, at.lane, x);
 
   LowerTriangle triangle;
   load_triangle(record + kRecordT, at.lane, triangle);
-  TokenOperand operand[kTiles];
+  TokenOperand operand;
+  tokens_operand(x, operand);
+  RowTokens r = {};
+  multiply_triangle(operand, triangle, r);
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    tokens_operand(x[i], operand[i]);
-    RowTokens r = {};
-    multiply_triangle(operand[i], triangle, r);
-    tokens_operand(r, operand[i]);
-#pragma unroll
-    for (int e = 0; e < 16; ++e) o[i][e >> 2][e & 3] = 0.0F;
-  }
-  RowExtent ignored[kTiles];
-  read_state(rows.state, record + kRecordQd, at.lane, o, ignored);
+  for (int e = 0; e < 16; ++e) o[e >> 2][e & 3] = 0.0F;
+  read_state(rows.state, record + kRecordQd, at.lane, o, rows.bits);  // while R is under way
   decay_state(record, at.c, rows.state);
+  tokens_operand(r, operand);
   update_state(operand, record, at.lane, rows.state);
   load_triangle(record + kRecordM, at.lane, triangle);
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) multiply_triangle(operand[i], triangle, o[i]);
+  multiply_triangle(operand, triangle, o);
 }
 
-template <int kWarps, int kTiles>
+template <int kWarps, int kStages>
 __device__ __forceinline__ void run_part(const RecurrenceParams& p, const Part& at,
                                          uint32_t shared) {
-  constexpr int kStageBytes = stage_bytes(kWarps * kTiles);
+  constexpr int kStageBytes = stage_bytes(kWarps);
   constexpr int kLastStage = (kStages - 1) * kStageBytes;
-  Fetcher<kWarps, kTiles> fetcher(p, at);
+  Fetcher<kWarps> fetcher(p, at);
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) fetcher.fetch(at, shared + i * kStageBytes);
+  for (int i = 0; i < kStages - 1; ++i) fetcher.fetch(at, at.begin + i, shared + i * kStageBytes);
   const int64_t sequence_head = static_cast<int64_t>(at.sequence) * p.heads + at.head;
-  WarpRows<kTiles> rows;
+  WarpRows rows;
   begin_rows(p, at, sequence_head, rows);
-  TokenRows out(p.out, at, at.begin);
+  uint16_t* out = token_row(p.out, at, at.begin);
 
   uint32_t stage = shared;
   uint32_t free_stage = shared + kLastStage;  // for the next chunk to fetch
@@ -332,27 +289,27 @@ __device__ __forceinline__ void run_part(const RecurrenceParams& p, const Part& 
   for (int32_t chunk = at.begin; chunk < at.end; ++chunk) {
     ptx::copy_async_wait<kStages - 2>();
     __syncthreads();
-    fetcher.fetch(at, free_stage);
-    const uint32_t tiles = stage + kRecordBytes + at.warp * kTiles * kValueTileBytes;
-    RowTokens o[kTiles];
-    step_chunk(rows, stage, tiles, at, o);
-    store_out(out, at.tokens(chunk), at, p.scale, tiles, o, rows.scale);
-    out.advance();
+    fetcher.fetch(at, chunk + kStages - 1, free_stage);
+    const uint32_t tile = stage + kRecordBytes + at.warp * kValueTileBytes;
+    RowTokens o;
+    step_chunk(rows, stage, tile, at, o);
+    store_out(p, out, at.tokens(chunk), at, tile, o, rows.scale);
+    out += kChunk * p.out.token_stride;
     free_stage = stage;
     stage = stage == shared + kLastStage ? shared : stage + kStageBytes;
   }
   end_rows(p, at, sequence_head, rows);
 }
 
-template <int kWarps, int kTiles>
-__global__ void __launch_bounds__(kWarp* kWarps)
+template <int kWarps, int kStages>
+__global__ void __launch_bounds__(kWarp* kWarps, warps_per_multiprocessor(kStages) / kWarps)
     recurrence_kernel(const __grid_constant__ RecurrenceParams p) {
   extern __shared__ __align__(128) unsigned char recurrence_shared[];
   if (p.window.begin >= p.plan.total_slots()) return;
-  constexpr int kParts = kRowTiles / (kWarps * kTiles);
+  constexpr int kParts = kRowTiles / kWarps;
   const int index = static_cast<int>(blockIdx.x);
   Part at;
-  at.sequence = p.plan.sequence_of(p.window.begin) + index / kParts / p.heads;
+  at.sequence = p.plan.nth_sequence(p.window.begin, index / kParts / p.heads);
   if (at.sequence >= p.plan.sequences) return;
   at.head = index / kParts % p.heads;
   at.span = p.plan.span(at.sequence);
@@ -360,57 +317,48 @@ __global__ void __launch_bounds__(kWarp* kWarps)
   if (at.span.first_slot >= window_end) return;
   at.begin = max(p.window.begin - at.span.first_slot, 0);
   at.end = min(window_end - at.span.first_slot, at.span.slots);
+  at.last_tokens =
+      static_cast<int>(at.span.length - static_cast<int64_t>(at.span.slots - 1) * kChunk);
   at.warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   at.lane = static_cast<int>(threadIdx.x) % kWarp;
   at.g = at.lane >> 2;
   at.c = at.lane & 3;
-  constexpr int kRows = kWarps * kTiles * kTileRows;
+  constexpr int kRows = kWarps * kTileRows;
   const int first_row = index % kParts * kRows;
-  at.row = first_row + at.warp * kTiles * kTileRows;
+  at.row = first_row + at.warp * kTileRows;
   if (at.span.length == 0) {
     pass_state<kWarp * kWarps, kRows>(p, static_cast<int64_t>(at.sequence) * p.heads + at.head,
                                       first_row);
   } else {
-    run_part<kWarps, kTiles>(p, at, ptx::shared_address(recurrence_shared));
+    run_part<kWarps, kStages>(p, at, ptx::shared_address(recurrence_shared));
   }
 }
 
-template <int kWarps, int kTiles>
+template <int kWarps, int kStages>
 Status launch(const RecurrenceParams& params, int32_t sequences, cudaStream_t stream) {
-  constexpr int kParts = kRowTiles / (kWarps * kTiles);
-  const int shared = recurrence_shared_bytes(kParts);
-  const void* entry = reinterpret_cast<const void*>(recurrence_kernel<kWarps, kTiles>);
+  constexpr int kParts = kRowTiles / kWarps;
+  constexpr int kShared = kStages * stage_bytes(kWarps);
+  const void* entry = reinterpret_cast<const void*>(recurrence_kernel<kWarps, kStages>);
   static PerDevice prepared;
-  FLASH_KDA_RETURN_IF_ERROR(prepared.once([entry, shared] {
+  FLASH_KDA_RETURN_IF_ERROR(prepared.once([entry] {
     return to_status(
-        cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
+        cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared),
         "cudaFuncSetAttribute(recurrence_kernel)");
   }));
   const auto blocks = static_cast<unsigned>(sequences * params.heads * kParts);
-  recurrence_kernel<kWarps, kTiles>
-      <<<blocks, kWarp * kWarps, static_cast<size_t>(shared), stream>>>(params);
+  recurrence_kernel<kWarps, kStages><<<blocks, kWarp * kWarps, kShared, stream>>>(params);
   return launch_status("recurrence_kernel launch");
 }
 
 }  // namespace
 
-int recurrence_shared_bytes(int row_parts) { return kStages * stage_bytes(kRowTiles / row_parts); }
-
-Status launch_recurrence(const RecurrenceParams& params, int32_t sequences, cudaStream_t stream) {
-  const bool pairs = params.tiles_per_warp == 2;
-  switch (params.row_parts) {
-    case 1:
-      return pairs ? launch<4, 2>(params, sequences, stream)
-                   : launch<8, 1>(params, sequences, stream);
-    case 2:
-      return pairs ? launch<2, 2>(params, sequences, stream)
-                   : launch<4, 1>(params, sequences, stream);
-    case 4:
-      return pairs ? launch<1, 2>(params, sequences, stream)
-                   : launch<2, 1>(params, sequences, stream);
-    default:
-      return launch<1, 1>(params, sequences, stream);
+Status launch_recurrence(const RecurrenceParams& params, const Division& division,
+                         int32_t sequences, cudaStream_t stream) {
+  const bool deep = division.stages == 3;
+  if (division.row_parts == 2) {
+    return deep ? launch<4, 3>(params, sequences, stream) : launch<4, 2>(params, sequences, stream);
   }
+  return deep ? launch<2, 3>(params, sequences, stream) : launch<2, 2>(params, sequences, stream);
 }
 
 }  // namespace flash_kda::cuda::portable

@@ -1,6 +1,6 @@
-// The steps of the recurrence of one chunk, by one warp for kTiles tiles of 16 V rows. S, X and R
-// are accumulators that become operand A in registers; kd, qd, kr, T, M, d come from a record
-// (record.cuh) in shared memory, and what is read of it serves all tiles.
+// The steps of the recurrence of one chunk for 16 V rows, by one warp. S, X and R are accumulators
+// that become operand A in registers; kd, qd, kr, T, M, d come from a record (record.cuh) in shared
+// memory.
 //
 //   X = V^T + S kd^T        R = X T^T        O^T = S qd^T + R M^T        S <- S d + R kr
 #pragma once
@@ -24,28 +24,21 @@ __device__ __forceinline__ void to_operand(const float (&left)[4], const float (
   a[3] = ptx::pack_f16(right[2], right[3]);
 }
 
-// sum += S x^T for x = kd or qd at `matrix`; notes what fp16 makes of S.
-template <int kTiles>
-__device__ __forceinline__ void read_state(const RowState (&state)[kTiles], uint32_t matrix,
-                                           int lane, RowTokens (&sum)[kTiles],
-                                           RowExtent (&extent)[kTiles]) {
+// sum += S x^T for x = kd or qd at `matrix`. `bits`: all S of the lane's rows in fp16, united.
+__device__ __forceinline__ void read_state(const RowState& state, uint32_t matrix, int lane,
+                                           RowTokens& sum, uint32_t (&bits)[2]) {
+  bits[0] = bits[1] = 0;
 #pragma unroll
   for (int s = 0; s < kSlices; ++s) {
-    uint32_t a[kTiles][4];
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      to_operand(state[i][2 * s], state[i][2 * s + 1], a[i]);
-      extent[i].state_bits[0] |= a[i][0] | a[i][2];
-      extent[i].state_bits[1] |= a[i][1] | a[i][3];
-    }
+    uint32_t a[4];
+    to_operand(state[2 * s], state[2 * s + 1], a);
+    bits[0] |= a[0] | a[2];
+    bits[1] |= a[1] | a[3];
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       const uint4 x = ptx::load_shared_words4(matrix + tile_offset(b, s, lane));
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        ptx::mma_f16(sum[i][2 * b], a[i], x.x, x.y);
-        ptx::mma_f16(sum[i][2 * b + 1], a[i], x.z, x.w);
-      }
+      ptx::mma_f16(sum[2 * b], a, x.x, x.y);
+      ptx::mma_f16(sum[2 * b + 1], a, x.z, x.w);
     }
   }
 }
@@ -87,38 +80,30 @@ __device__ __forceinline__ void multiply_triangle(const TokenOperand& x, const L
 }
 
 // S <- S d.
-template <int kTiles>
-__device__ __forceinline__ void decay_state(uint32_t record, int c, RowState (&state)[kTiles]) {
+__device__ __forceinline__ void decay_state(uint32_t record, int c, RowState& state) {
 #pragma unroll
   for (int s = 0; s < kSlices; ++s) {
     const float4 d = ptx::load_shared4(record + kRecordDecay + decay_offset(s, c));
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        state[i][2 * s][2 * r] *= d.x;
-        state[i][2 * s][2 * r + 1] *= d.y;
-        state[i][2 * s + 1][2 * r] *= d.z;
-        state[i][2 * s + 1][2 * r + 1] *= d.w;
-      }
+    for (int r = 0; r < 2; ++r) {
+      state[2 * s][2 * r] *= d.x;
+      state[2 * s][2 * r + 1] *= d.y;
+      state[2 * s + 1][2 * r] *= d.z;
+      state[2 * s + 1][2 * r + 1] *= d.w;
     }
   }
 }
 
 // S += R kr.
-template <int kTiles>
-__device__ __forceinline__ void update_state(const TokenOperand (&r)[kTiles], uint32_t record,
-                                             int lane, RowState (&state)[kTiles]) {
+__device__ __forceinline__ void update_state(const TokenOperand& r, uint32_t record, int lane,
+                                             RowState& state) {
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
     for (int s = 0; s < kSlices; ++s) {
       const uint4 kr = ptx::load_shared_words4(record + kRecordKr + tile_offset(b, s, lane));
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        ptx::mma_f16(state[i][2 * s], r[i][b], kr.x, kr.y);
-        ptx::mma_f16(state[i][2 * s + 1], r[i][b], kr.z, kr.w);
-      }
+      ptx::mma_f16(state[2 * s], r[b], kr.x, kr.y);
+      ptx::mma_f16(state[2 * s + 1], r[b], kr.z, kr.w);
     }
   }
 }

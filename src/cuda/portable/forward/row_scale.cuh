@@ -15,9 +15,13 @@ using RowState = float[16][4];
 using RowTokens = float[4][4];
 
 struct RowScale {
-  float unit[2] = {1.0F, 1.0F};     // of rows g and g + 8
-  float inverse[2] = {1.0F, 1.0F};  // 1 / unit, exactly
+  float unit[2] = {1.0F, 1.0F};  // of rows g and g + 8
 };
+
+// 1 / unit, exactly: the exponent mirrored.
+__device__ __forceinline__ float inverse_unit(float unit) {
+  return __uint_as_float(0x7f000000U - __float_as_uint(unit));
+}
 
 inline constexpr float kLargestUnit = 0x1p100F;
 inline constexpr float kSmallestUnit = 0x1p-126F;
@@ -28,7 +32,6 @@ inline constexpr float kValueLimit = 128.0F;
 inline constexpr float kFaint = 0x1p-7F;
 inline constexpr uint32_t kStateLimitBits = 0x40004000U;  // set in fp16 from 2 on
 inline constexpr uint32_t kFaintBits = 0x60006000U;       // clear below 2^-7
-inline constexpr float kStateLimit = 1.99F;               // what rounds to 2 counts as 2
 
 // The largest magnitude of each row among this lane's columns.
 template <int kTiles>
@@ -43,10 +46,11 @@ __device__ __forceinline__ void row_maxima(const float (&x)[kTiles][4], float (&
   }
 }
 
-// What a lane knows of its rows g and g + 8.
+// What a lane knows of its rows g and g + 8. S is that of one chunk ago, noted when it was last
+// made fp16: even so it stays below 2^14, for each token adds at most the largest |v| to a row.
 struct RowExtent {
-  uint32_t state_bits[2] = {};  // of all its S in fp16, united
-  float value_most[2];          // largest |v|
+  uint32_t state_bits[2];  // of all its S in fp16, united
+  float value_most[2];     // largest |v|
 };
 
 // Whether all four lanes of some row have their bit set.
@@ -57,21 +61,15 @@ __device__ __forceinline__ bool some_whole_row(uint32_t lanes) {
 
 // Whether some row of the warp may have left its band. All lanes get the same answer; it errs
 // towards yes where faint lanes of different rows stand beside each other.
-template <int kTiles>
-__device__ __forceinline__ bool some_row_unfit(const RowExtent (&extent)[kTiles],
-                                               const RowScale (&scale)[kTiles]) {
+__device__ __forceinline__ bool some_row_unfit(const RowExtent& extent, const RowScale& scale) {
   bool hot = false;
   bool faint = false;
 #pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const uint32_t bits = extent[i].state_bits[r];
-      const float most = extent[i].value_most[r];
-      hot = hot || (bits & kStateLimitBits) != 0 || most >= kValueLimit;
-      faint =
-          faint || ((bits & kFaintBits) == 0 && most < kFaint && scale[i].unit[r] < kLargestUnit);
-    }
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t bits = extent.state_bits[r];
+    const float most = extent.value_most[r];
+    hot = hot || (bits & kStateLimitBits) != 0 || most >= kValueLimit;
+    faint = faint || ((bits & kFaintBits) == 0 && most < kFaint && scale.unit[r] < kLargestUnit);
   }
   constexpr uint32_t kAll = 0xffffffffU;
   return __any_sync(kAll, hot) || some_whole_row(__ballot_sync(kAll, faint));
@@ -94,21 +92,24 @@ __device__ __forceinline__ void fit_rows(RowState& state, const RowExtent& exten
   row_maxima(state, state_most);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    uint32_t bits = extent.state_bits[r];
     float value_most = extent.value_most[r];
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2) {
-      state_most[r] = fmaxf(state_most[r], __shfl_xor_sync(0xffffffffU, state_most[r], lanes));
-      value_most = fmaxf(value_most, __shfl_xor_sync(0xffffffffU, value_most, lanes));
+      constexpr uint32_t kAll = 0xffffffffU;
+      bits |= __shfl_xor_sync(kAll, bits, lanes);
+      value_most = fmaxf(value_most, __shfl_xor_sync(kAll, value_most, lanes));
+      state_most[r] = fmaxf(state_most[r], __shfl_xor_sync(kAll, state_most[r], lanes));
     }
-    const float most = fmaxf(state_most[r], value_most);
-    const bool unfit =
-        all || state_most[r] >= kStateLimit || value_most >= kValueLimit || most < kFaint;
-    if (!unfit) continue;
-    const float wanted = scale.unit[r] * fitting_factor(most);
+    // Of this row alone: what else is in the warp must not show in the result.
+    const bool hot = (bits & kStateLimitBits) != 0 || value_most >= kValueLimit;
+    const bool faint =
+        (bits & kFaintBits) == 0 && value_most < kFaint && scale.unit[r] < kLargestUnit;
+    if (!(all || hot || faint)) continue;
+    const float wanted = scale.unit[r] * fitting_factor(fmaxf(state_most[r], value_most));
     const float unit = fminf(fmaxf(wanted, kSmallestUnit), kLargestUnit);
-    const float factor = unit / scale.unit[r];
+    const float factor = unit * inverse_unit(scale.unit[r]);
     scale.unit[r] = unit;
-    scale.inverse[r] = 1.0F / unit;
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
       state[j][2 * r] *= factor;
