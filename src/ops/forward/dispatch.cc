@@ -122,9 +122,9 @@ std::vector<std::string> implementation_names() {
 
 std::vector<std::string> built_cuda_archs() {
   std::vector<std::string> archs;
-  std::string_view list = FLASH_KDA_BUILT_ARCHS;  // "80;90a", set by the build
+  std::string_view list = FLASH_KDA_BUILT_ARCHS;  // "80,90a", set by the build
   while (!list.empty()) {
-    const size_t end = std::min(list.find(';'), list.size());
+    const size_t end = std::min(list.find(','), list.size());
     archs.emplace_back(list.substr(0, end));
     list.remove_prefix(std::min(end + 1, list.size()));
   }
