@@ -12,7 +12,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PATH := $(BIN):$(PATH)
 
 ifeq ($(strip $(FLASH_KDA_CUDA_ARCHS)),)
-FLASH_KDA_CUDA_ARCHS := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo auto || echo none)
+FLASH_KDA_CUDA_ARCHS := $(shell [ -n "$${CUDA_VISIBLE_DEVICES-all}" ] && \
+  nvidia-smi -L 2>/dev/null | grep -q GPU && echo auto || echo none)
 endif
 export FLASH_KDA_CUDA_ARCHS
 
