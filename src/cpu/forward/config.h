@@ -16,8 +16,9 @@ inline constexpr int kSlices = kHeadDim / kSlice;
 // Sequences of at most this many tokens go token by token: cheaper than one padded chunk.
 inline constexpr int kDirectTokens = 32;
 
-// With fewer heads than threads, chunks of a head that are prepared ahead of its recurrence.
-inline constexpr int kAhead = 4;
+// With fewer heads than threads, chunks of a head that are prepared ahead of its recurrence: enough
+// that waiting for each other once per that many chunks does not count, at 160 KB each.
+inline constexpr int kAhead = 8;
 
 // Problems of at most this many tokens x heads run on the calling thread alone: starting a team
 // costs about as much as they do.
