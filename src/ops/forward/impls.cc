@@ -7,6 +7,7 @@ std::span<const ForwardImpl* const> forward_impls() {
 #ifdef FLASH_KDA_WITH_CUDA
       &cuda::recurrent::kForward,
       &cuda::sm90::kForward,
+      &cuda::sm90_split::kForward,
       &cuda::portable::kForward,
 #endif
       &cpu::kForward,

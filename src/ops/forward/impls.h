@@ -38,6 +38,9 @@ extern const ForwardImpl kForward;
 namespace cuda::sm90 {
 extern const ForwardImpl kForward;
 }
+namespace cuda::sm90_split {
+extern const ForwardImpl kForward;
+}
 #endif
 
 }  // namespace flash_kda

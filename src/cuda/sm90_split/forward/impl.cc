@@ -1,0 +1,189 @@
+// cuda.sm90_split: refusals, workspace and the sequence of launches.
+#include "cuda/sm90_split/forward/impl.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "cuda/common/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/offsets.h"
+#include "cuda/portable/forward/launch.h"
+#include "cuda/sm90_split/forward/cost.h"
+#include "cuda/sm90_split/forward/launch.h"
+#include "cuda/sm90_split/forward/layout.h"
+#include "ops/forward/impls.h"
+
+namespace flash_kda::cuda::sm90_split {
+namespace {
+
+constexpr int kCapability = 90;
+constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
+constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+
+Layout layout_with(const Options& options, int64_t tokens_total, int64_t heads, int64_t sequences) {
+  const int64_t least = options.segment_chunks == 0 ? kLeastSegment : options.segment_chunks;
+  return make_layout(tokens_total, heads, sequences, options.record_budget, least);
+}
+
+Layout layout_of(const ForwardProblem& p, const Options& options) {
+  return layout_with(options, p.tokens_total(), p.heads, p.sequences);
+}
+
+// The most sequences that one window touches: each has a slot in it.
+int64_t sequences_per_window(const ForwardProblem& p, const Layout& layout) {
+  return std::min(p.sequences, layout.slots_per_window);
+}
+
+Status accepts(const ForwardProblem& p) {
+  if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
+  if (device->capability() != kCapability) {
+    return Status::unsupported("expected a device of compute capability 9.0, got " +
+                               device_text(p.device.index, *device));
+  }
+  if (entry() == nullptr) {
+    return Status::unsupported("not in this build, which lacks the architecture 90a");
+  }
+  FLASH_KDA_RETURN_IF_ERROR(check_built_for(p.device.index, entry()));
+  const Layout layout = layout_of(p, {});
+  const int64_t blocks =
+      std::max(layout.slots_per_window * p.heads, sequences_per_window(p, layout) * p.heads * 2);
+  if (layout.slots <= kMostSlots && blocks <= kMostBlocks) return {};
+  return Status::unsupported("expected at most " + std::to_string(kMostSlots) +
+                             " chunks of 32 tokens and " + std::to_string(kMostBlocks) +
+                             " blocks, got " + std::to_string(layout.slots) + " and " +
+                             std::to_string(blocks));
+}
+
+int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) {
+  return workspace_bytes_with({}, tokens_total, heads, sequences);
+}
+
+Division divide(const ForwardProblem& p, const Layout& layout, const Options& options,
+                const DeviceProperties& device) {
+  const int64_t sequences = sequences_per_window(p, layout);
+  Work work;
+  work.chunks = layout.slots_per_window / sequences;
+  work.pairs = sequences * p.heads;
+  work.heads = p.heads;
+  work.most_maps = layout.most_maps;
+  work.multiprocessors = device.multiprocessors;
+  Division division = choose_division(work);
+  if (options.segment_chunks != 0) division.segment_chunks = options.segment_chunks;
+  if (options.groups != 0) division.groups = options.groups;
+  return division;
+}
+
+TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspace) {
+  TilePlan plan;
+  plan.sequences = static_cast<int32_t>(p.sequences);
+  plan.tokens = p.tokens;
+  if (p.cu_seqlens) {
+    plan.bounds = layout.bounds.in(workspace);
+    plan.first_slots = layout.first_slots.in(workspace);
+    plan.slot_sequences = layout.slot_sequences.in(workspace);
+  } else {
+    plan.slots_per_sequence = static_cast<int32_t>(portable::slots_of(p.tokens));
+  }
+  return plan;
+}
+
+PrepareParams prepare_params(const ForwardProblem& p, const TilePlan& plan) {
+  // A bound of 0 would make 0 * infinity; this one decays nothing either.
+  constexpr double kLeastBound = -1e-30;
+  PrepareParams params;
+  params.q = p.q;
+  params.k = p.k;
+  params.g = p.g;
+  params.beta = p.beta;
+  params.A_log = p.A_log;
+  params.dt_bias = p.dt_bias;
+  params.inverse_bound =
+      static_cast<float>(1.0 / std::min(p.lower_bound * 1.4426950408889634, kLeastBound));
+  params.heads = static_cast<int32_t>(p.heads);
+  params.plan = plan;
+  return params;
+}
+
+SplitParams split_params(const ForwardProblem& p, const TilePlan& plan) {
+  SplitParams params;
+  params.v = p.v;
+  params.out = p.out;
+  params.initial_state = p.initial_state;
+  params.final_state = p.final_state;
+  params.scale = p.scale;
+  params.heads = static_cast<int32_t>(p.heads);
+  params.plan = plan;
+  return params;
+}
+
+Status run(const ForwardProblem& p, void* workspace, int64_t workspace_size) {
+  return run_with({}, p, workspace, workspace_size);
+}
+
+}  // namespace
+
+int64_t workspace_bytes_with(const Options& options, int64_t tokens_total, int64_t heads,
+                             int64_t sequences) {
+  return layout_with(options, tokens_total, heads, sequences).bytes;
+}
+
+Status run_with(const Options& options, const ForwardProblem& p, void* workspace,
+                int64_t workspace_size) {
+  const Layout layout = layout_of(p, options);
+  if (layout.slots == 0) return {};
+  if (workspace_size < layout.bytes) {
+    return Status::invalid_value("workspace: expected at least " + std::to_string(layout.bytes) +
+                                 " bytes, got " + std::to_string(workspace_size));
+  }
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
+  DeviceGuard guard;
+  FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
+  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
+  auto* stream = static_cast<cudaStream_t>(p.stream);
+
+  const TilePlan plan = make_plan(p, layout, workspace);
+  if (p.cu_seqlens) {
+    FLASH_KDA_RETURN_IF_ERROR(portable::launch_plan({p.cu_seqlens, plan}, stream));
+  }
+  const Division division = divide(p, layout, options, *device);
+  const int64_t sequences = sequences_per_window(p, layout);
+  const int64_t cuts = layout.slots_per_window / division.segment_chunks;
+  PrepareParams prepare = prepare_params(p, plan);
+  SplitParams split = split_params(p, plan);
+  split.segments = {static_cast<int32_t>(division.segment_chunks),
+                    static_cast<int32_t>(sequences + cuts)};
+  if (cuts > 0 && split.segments.most * p.heads > layout.most_maps) {
+    return Status::invalid_value("segment_chunks: expected longer segments, at most " +
+                                 std::to_string(layout.most_maps) + " maps, got " +
+                                 std::to_string(split.segments.most * p.heads));
+  }
+  prepare.records = layout.records.in(workspace);
+  split.records = prepare.records;
+  split.maps = layout.maps.in(workspace);
+  for (int64_t i = 0; i < layout.windows; ++i) {
+    const int64_t begin = i * layout.slots_per_window;
+    prepare.window = {
+        static_cast<int32_t>(begin),
+        static_cast<int32_t>(std::min(layout.slots_per_window, layout.slots - begin))};
+    split.window = prepare.window;
+    split.carry_in = layout.carry[i % 2].in(workspace);
+    split.carry_out = layout.carry[(i + 1) % 2].in(workspace);
+    if (p.tokens > 0) FLASH_KDA_RETURN_IF_ERROR(launch_records(prepare, stream));
+    if (cuts > 0) {
+      FLASH_KDA_RETURN_IF_ERROR(launch_maps(split, stream));
+      FLASH_KDA_RETURN_IF_ERROR(launch_merge(split, static_cast<int32_t>(sequences), stream));
+    }
+    FLASH_KDA_RETURN_IF_ERROR(launch_recurrence(split, division.groups, stream));
+  }
+  return {};
+}
+
+const ForwardImpl kForward = {"cuda.sm90_split", accepts, workspace_bytes, run};
+
+}  // namespace flash_kda::cuda::sm90_split

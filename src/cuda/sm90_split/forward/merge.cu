@@ -1,0 +1,180 @@
+// Merge: the states between segments, S_p+1 = S_p Phi_p + S0_p, from the first segment of a
+// sequence's part on. Phi and S0 are fp32, and so is the product but for the last bits: operands
+// are split into two tf32 parts.
+//
+// A block: 16 V rows of one sequence and head; a warp: 16 of their columns. Each step replaces S0
+// by the state after the segment.
+//
+// Shared memory: kPhiStages of Phi, then S [16]; rows padded so that operands are read free of
+// conflicts; barriers full[stage]. Warp 0 fills the stage that the last step has left, after the
+// barrier that ends the step.
+#include "cuda/common/check.h"
+#include "cuda/common/per_device.h"
+#include "cuda/portable/forward/inverse.cuh"
+#include "cuda/portable/forward/numbers.cuh"
+#include "cuda/ptx/bulk_linear.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/sm90_split/forward/launch.h"
+#include "cuda/sm90_split/forward/launch_dependent.cuh"
+#include "cuda/sm90_split/forward/segment.cuh"
+
+namespace flash_kda::cuda::sm90_split {
+namespace {
+
+constexpr int kRows = 16;
+constexpr int kParts = kHeadDim / kRows;
+constexpr int kWarpColumns = 16;
+constexpr int kThreads = kHeadDim / kWarpColumns * kWarp;
+constexpr int kPhiStages = 3;
+constexpr int kPaddedBytes = (kHeadDim + 4) * 4;  // a row
+constexpr int kPhiBytes = kHeadDim * kPaddedBytes;
+constexpr int kStateAt = kPhiStages * kPhiBytes;
+constexpr int kBarriersAt = kStateAt + kRows * kPaddedBytes;
+constexpr int kSharedBytes = kBarriersAt + kPhiStages * 8;
+
+// Queues the rows of a Phi, by one warp.
+__device__ __forceinline__ void fetch_phi(const float* phi, uint32_t stage, uint32_t full,
+                                          int lane) {
+  if (lane == 0) ptx::mbarrier_arrive_expect(full, kMatrixElements * 4);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kHeadDim / kWarp; ++i) {
+    const int row = i * kWarp + lane;
+    ptx::load_bulk(stage + row * kPaddedBytes, phi + row * kHeadDim, kHeadDim * 4, full);
+  }
+}
+
+// The warp's columns of S0 as accumulators: [t][2 r + e] is row g + 8 r, column 8 t + 2 c + e.
+using Columns = float[kWarpColumns / 8][4];
+__device__ __forceinline__ void load_columns(const float* from, Columns& x) {
+#pragma unroll
+  for (int t = 0; t < kWarpColumns / 8; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 pair = *reinterpret_cast<const float2*>(from + 8 * r * kHeadDim + 8 * t);
+      x[t][2 * r] = pair.x;
+      x[t][2 * r + 1] = pair.y;
+    }
+  }
+}
+
+__device__ __forceinline__ void store_columns(float* to, uint32_t state, const Columns& x) {
+#pragma unroll
+  for (int t = 0; t < kWarpColumns / 8; ++t) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      *reinterpret_cast<float2*>(to + 8 * r * kHeadDim + 8 * t) =
+          make_float2(x[t][2 * r], x[t][2 * r + 1]);
+      ptx::store_shared2(state + 8 * r * kPaddedBytes + 8 * t * 4, x[t][2 * r], x[t][2 * r + 1]);
+    }
+  }
+}
+
+// x += S Phi for the warp's columns. `state`: row g, channel 2c; `phi`: row 2c, column g.
+__device__ __forceinline__ void multiply_phi(uint32_t state, uint32_t phi, Columns& x) {
+#pragma unroll 4
+  for (int k = 0; k < kHeadDim / 8; ++k) {
+    const float2 top = ptx::load_shared2(state + k * 32);
+    const float2 bottom = ptx::load_shared2(state + k * 32 + 8 * kPaddedBytes);
+    const float a[4] = {top.x, top.y, bottom.x, bottom.y};
+#pragma unroll
+    for (int t = 0; t < kWarpColumns / 8; ++t) {
+      const uint32_t at = phi + k * 8 * kPaddedBytes + t * 32;
+      portable::mma_split(x[t], a, ptx::load_shared(at), ptx::load_shared(at + kPaddedBytes));
+    }
+  }
+}
+
+// The block's rows of the state before the first segment.
+__device__ __forceinline__ void load_first_state(const SplitParams& p, const Part& part, int head,
+                                                 int first_row, uint32_t state) {
+  const int64_t sequence_head = static_cast<int64_t>(part.sequence) * p.heads + head;
+  const bool carried = part.begin > 0;
+  const Dense from =
+      carried ? Dense{const_cast<float*>(p.carry_in), DType::kFloat32} : p.initial_state;
+  const int64_t index = (carried ? head : sequence_head) * kMatrixElements + first_row * kHeadDim;
+  for (int i = 2 * threadIdx.x; i < kRows * kHeadDim; i += 2 * kThreads) {
+    const float2 x =
+        from.data == nullptr ? make_float2(0.0F, 0.0F) : portable::load_pair(from, index + i);
+    ptx::store_shared2(state + i / kHeadDim * kPaddedBytes + i % kHeadDim * 4, x.x, x.y);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 1) merge_kernel(const __grid_constant__ SplitParams p) {
+  extern __shared__ __align__(128) unsigned char merge_shared[];
+  const uint32_t shared = ptx::shared_address(merge_shared);
+  const uint32_t full = shared + kBarriersAt;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kPhiStages; ++i) ptx::mbarrier_init(full + 8 * i, 1);
+    ptx::fence_async_shared();
+  }
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernels();
+  if (p.window.begin >= p.plan.total_slots()) return;
+  const int index = static_cast<int>(blockIdx.x);
+  const int first_row = index % kParts * kRows;
+  const int head = index / kParts % p.heads;
+  const int32_t first_sequence = p.plan.sequence_of(p.window.begin);
+  const int32_t sequence = first_sequence + index / kParts / p.heads;
+  if (sequence >= p.plan.sequences) return;
+  const Part part = part_of(p, first_sequence, sequence);
+  const int32_t steps = part.segments(p.segments.chunks) - 1;
+  if (steps < 1) return;
+
+  const int64_t stride = int64_t{2} * p.heads * kMatrixElements;  // from segment to segment
+  float* map = p.maps + part.first_number * stride + int64_t{2} * head * kMatrixElements;
+  load_first_state(p, part, head, first_row, shared + kStateAt);
+  __syncthreads();
+  if (warp == 0) {
+    for (int i = 0; i < min(kPhiStages, steps); ++i) {
+      fetch_phi(map + i * stride + kMatrixElements, shared + i * kPhiBytes, full + 8 * i, lane);
+    }
+  }
+  const int g = lane >> 2;
+  const int c = lane & 3;
+  const int column = warp * kWarpColumns;
+  float* at = map + (first_row + g) * kHeadDim + column + 2 * c;
+  const uint32_t state = shared + kStateAt + g * kPaddedBytes + 2 * c * 4;
+  Columns next;
+  load_columns(at, next);
+  int stage = 0;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int32_t step = 0; step < steps; ++step, at += stride) {
+    Columns x;
+#pragma unroll
+    for (int i = 0; i < kWarpColumns / 8 * 4; ++i) x[i >> 2][i & 3] = next[i >> 2][i & 3];
+    if (step + 1 < steps) load_columns(at + stride, next);
+    ptx::mbarrier_wait(full + 8 * stage, parity);
+    multiply_phi(state, shared + stage * kPhiBytes + 2 * c * kPaddedBytes + (column + g) * 4, x);
+    __syncthreads();
+    store_columns(at, state + column * 4, x);
+    if (warp == 0 && step + kPhiStages < steps) {
+      fetch_phi(map + (step + kPhiStages) * stride + kMatrixElements, shared + stage * kPhiBytes,
+                full + 8 * stage, lane);
+    }
+    __syncthreads();
+    if (++stage == kPhiStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+}
+
+}  // namespace
+
+Status launch_merge(const SplitParams& params, int32_t sequences, cudaStream_t stream) {
+  static PerDevice prepared;
+  FLASH_KDA_RETURN_IF_ERROR(prepared.once([] {
+    return to_status(cudaFuncSetAttribute(merge_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          kSharedBytes),
+                     "cudaFuncSetAttribute(cuda.sm90_split merge)");
+  }));
+  const auto blocks = static_cast<unsigned>(int64_t{sequences} * params.heads * kParts);
+  return launch_dependent(merge_kernel, blocks, kThreads, kSharedBytes, params, stream);
+}
+
+}  // namespace flash_kda::cuda::sm90_split

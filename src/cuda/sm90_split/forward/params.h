@@ -1,0 +1,39 @@
+// What the kernels of the split forward take, by value. Prepare takes portable's parameters.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/portable/forward/params.h"
+
+namespace flash_kda::cuda::sm90_split {
+
+using portable::PrepareParams;
+using portable::TilePlan;
+using portable::Window;
+
+// The part of a sequence that lies in a window is cut into segments of this many chunks, the last
+// of them shorter. Segments have numbers (segment.cuh) below `most`.
+struct Segmentation {
+  int32_t chunks = 0;
+  int32_t most = 0;
+};
+
+struct SplitParams {
+  Rows v, out;
+  Dense initial_state, final_state;
+  float scale = 0.0F;
+  int32_t heads = 0;
+  TilePlan plan;
+  Window window;
+  Segmentation segments;
+  const unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
+  // [segments.most, heads, 2] matrices, row-major: with S the state before a segment, the state
+  // after it is S Phi + S0. First S0, which the merge replaces by the state after the segment;
+  // then Phi. Not there for the last segment of a sequence's part.
+  float* maps = nullptr;
+  // State of the sequence that the end of a window cuts, [H, V, K]; not the same memory.
+  const float* carry_in = nullptr;
+  float* carry_out = nullptr;
+};
+
+}  // namespace flash_kda::cuda::sm90_split

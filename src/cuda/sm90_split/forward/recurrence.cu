@@ -1,0 +1,247 @@
+// Recurrence: chains over the chunks of segments (chain.cuh), in two kernels.
+//
+//   recurrence_kernel  V rows of the state through a segment, with output
+//   maps_kernel        the map of a segment: V rows from a state of zeros, and the rows of the
+//                      identity without values, both without output
+//
+// A block: kGroups chain warpgroups of 64 rows each, and one whose first thread brings records by
+// bulk copies (a warpgroup, because register files belong to a quarter of a multiprocessor).
+// Results of a row do not depend on this division.
+//
+// Shared memory: stages of a record each; then, per chain warp, its tiles of v and out; barriers.
+// Who waits for whom: the chain for full[stage] (bytes have come); the producer for empty[stage]
+// (all chain warps are through with the record). Tiles of v and out belong to one warp alone.
+#include "cuda/common/check.h"
+#include "cuda/common/per_device.h"
+#include "cuda/ptx/bulk_linear.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/sm90_split/forward/chain.cuh"
+#include "cuda/sm90_split/forward/launch.h"
+#include "cuda/sm90_split/forward/launch_dependent.cuh"
+#include "cuda/sm90_split/forward/segment.cuh"
+
+namespace flash_kda::cuda::sm90_split {
+namespace {
+
+constexpr int kChainRegisters = 232;
+constexpr int kProducerRegisters = 24;
+constexpr int kWarpTileBytes = (kValueStages + 1) * kValueTileBytes;
+
+// Blocks of one warpgroup may share a multiprocessor, so they have fewer stages.
+template <int kGroups>
+struct Block {
+  static constexpr int kStageCount = kGroups == 1 ? 3 : kStages;
+  static constexpr int kChainWarps = kGroups * kGroupWarps;
+  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+  static constexpr int kTiles = kStageCount * kStageBytes;
+  static constexpr int kBarriers = kTiles + kChainWarps * kWarpTileBytes;
+  static constexpr int kSharedBytes = kBarriers + 2 * kStageCount * 8;
+  static constexpr int kPerMultiprocessor = kGroups == 1 ? 2 : 1;
+  static_assert(kPerMultiprocessor * kWarpgroup *
+                    (kGroups * kChainRegisters + kProducerRegisters) <=
+                65536);
+  static_assert(kPerMultiprocessor * (kSharedBytes + 1024) <= 228 * 1024);
+};
+
+// The state of a sequence without tokens: the initial one, bit for bit if the dtypes agree.
+// `count` numbers from `begin` on, by the whole block.
+__device__ __forceinline__ void pass_state(const SplitParams& p, int64_t begin, int count) {
+  if (p.final_state.data == nullptr) return;
+  const bool given = p.initial_state.data != nullptr;
+  if (given && p.initial_state.dtype == p.final_state.dtype) {
+    const int numbers = p.final_state.dtype == DType::kFloat32 ? 2 : 4;  // in 8 bytes
+    const auto* from = static_cast<const uint2*>(p.initial_state.data) + begin / numbers;
+    auto* to = static_cast<uint2*>(p.final_state.data) + begin / numbers;
+    for (int i = threadIdx.x; i < count / numbers; i += blockDim.x) to[i] = from[i];
+    return;
+  }
+  for (int i = 2 * threadIdx.x; i < count; i += 2 * blockDim.x) {
+    const float2 x =
+        given ? portable::load_pair(p.initial_state, begin + i) : make_float2(0.0F, 0.0F);
+    portable::store_pair(p.final_state, begin + i, x.x, x.y);
+  }
+}
+
+// Brings the records of a segment, from byte `first` of each on.
+__device__ __forceinline__ void produce(const SplitParams& p, const Segment& segment, int head,
+                                        int first, const Ring& ring) {
+  const int64_t slot = segment.part.span.first_slot + segment.begin - p.window.begin;
+  const unsigned char* record = p.records + (slot * p.heads + head) * kRecordBytes + first;
+  const int64_t step = static_cast<int64_t>(p.heads) * kRecordBytes;
+  const auto bytes = static_cast<uint32_t>(kRecordBytes - first);
+  Cursor cursor;
+#pragma unroll 1
+  for (int32_t chunk = segment.begin; chunk < segment.end; ++chunk, record += step) {
+    ptx::mbarrier_wait(ring.empty(cursor.slot), cursor.parity ^ 1);
+    ptx::mbarrier_arrive_expect(ring.full(cursor.slot), bytes);
+    ptx::load_bulk(ring.stage(cursor.slot) + first, record, bytes, ring.full(cursor.slot));
+    cursor.advance(ring.count);
+  }
+}
+
+template <int kGroups>
+__device__ __forceinline__ Ring make_ring(uint32_t shared) {
+  using B = Block<kGroups>;
+  const Ring ring = {shared, shared + B::kBarriers, B::kStageCount};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < ring.count; ++i) {
+      ptx::mbarrier_init(ring.full(i), 1);
+      ptx::mbarrier_init(ring.empty(i), B::kChainWarps);
+    }
+    ptx::fence_async_shared();
+  }
+  __syncthreads();
+  return ring;
+}
+
+template <int kGroups>
+__device__ __forceinline__ WarpTokens make_tokens(const SplitParams& p, const Segment& segment,
+                                                  int head, int row, uint32_t shared) {
+  const portable::SequenceSlots& span = segment.part.span;
+  WarpTokens tokens;
+  tokens.lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t column = static_cast<int64_t>(head) * kHeadDim + row + 8 * (tokens.lane & 1);
+  tokens.v = static_cast<const uint16_t*>(p.v.data) + span.batch * p.v.batch_stride +
+             span.begin * p.v.token_stride + column;
+  tokens.out = static_cast<uint16_t*>(p.out.data) + span.batch * p.out.batch_stride +
+               span.begin * p.out.token_stride + column;
+  tokens.v_stride = p.v.token_stride;
+  tokens.out_stride = p.out.token_stride;
+  tokens.length = span.length;
+  tokens.begin = segment.begin;
+  tokens.tiles = shared + Block<kGroups>::kTiles + threadIdx.x / kWarp * kWarpTileBytes;
+  return tokens;
+}
+
+__device__ __forceinline__ float* map_of(const SplitParams& p, int64_t number, int head,
+                                         int which) {
+  return p.maps + ((number * p.heads + head) * 2 + which) * kMatrixElements;
+}
+
+// S before a segment.
+__device__ __forceinline__ void begin_state(const SplitParams& p, const Segment& segment, int head,
+                                            int64_t sequence_head, int index, StateRows& state) {
+  if (!segment.first()) {
+    load_rows({map_of(p, segment.number - 1, head, 0), DType::kFloat32}, index, state);
+  } else if (segment.begin > 0) {
+    load_rows({const_cast<float*>(p.carry_in), DType::kFloat32},
+              static_cast<int64_t>(head) * kMatrixElements + index, state);
+  } else if (p.initial_state.data != nullptr) {
+    load_rows(p.initial_state, sequence_head * kMatrixElements + index, state);
+  } else {
+    constant_rows(state, 0.0F);
+  }
+}
+
+// S after a sequence or, where the window cuts it, for the next window.
+__device__ __forceinline__ void end_state(const SplitParams& p, const Segment& segment, int head,
+                                          int64_t sequence_head, int index, const StateRows& state,
+                                          const RowScale& scale) {
+  if (!segment.last()) return;
+  if (segment.end < segment.part.span.slots) {
+    store_rows({p.carry_out, DType::kFloat32}, static_cast<int64_t>(head) * kMatrixElements + index,
+               state, scale.inverse);
+  } else if (p.final_state.data != nullptr) {
+    store_rows(p.final_state, sequence_head * kMatrixElements + index, state, scale.inverse);
+  }
+}
+
+template <int kGroups>
+__global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPerMultiprocessor)
+    recurrence_kernel(const __grid_constant__ SplitParams p) {
+  extern __shared__ __align__(1024) unsigned char recurrence_shared[];
+  const uint32_t shared = ptx::shared_address(recurrence_shared);
+  const Ring ring = make_ring<kGroups>(shared);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernels();
+  constexpr int kParts = kHeadDim / (kGroups * kGroupRows);
+  const int index = static_cast<int>(blockIdx.x);
+  const int head = index / kParts % p.heads;
+  const Segment segment = find_segment(p, index / kParts / p.heads);
+  if (segment.end == segment.begin) return;
+  const int64_t sequence_head = static_cast<int64_t>(segment.part.sequence) * p.heads + head;
+  const int first_row = index % kParts * kGroups * kGroupRows;
+  if (segment.part.span.length == 0) {
+    pass_state(p, (sequence_head * kHeadDim + first_row) * kHeadDim,
+               kGroups * kGroupRows * kHeadDim);
+    return;
+  }
+  const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
+  if (warp >= Block<kGroups>::kChainWarps) {
+    ptx::give_registers<kProducerRegisters>();
+    if (threadIdx.x == kGroups * kWarpgroup) produce(p, segment, head, 0, ring);
+    return;
+  }
+  ptx::take_registers<kChainRegisters>();
+  const int row = first_row + 16 * warp;
+  const WarpTokens tokens = make_tokens<kGroups>(p, segment, head, row, shared);
+  const int at = matrix_index(row, tokens.lane);
+  Chain<true> chain;
+  begin_state(p, segment, head, sequence_head, at, chain.state);
+  run_chain(chain, tokens, segment.end, ring, p.scale);
+  end_state(p, segment, head, sequence_head, at, chain.state, chain.scale);
+}
+
+template <int kGroups>
+__global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPerMultiprocessor)
+    maps_kernel(const __grid_constant__ SplitParams p) {
+  extern __shared__ __align__(1024) unsigned char maps_shared[];
+  const uint32_t shared = ptx::shared_address(maps_shared);
+  const Ring ring = make_ring<kGroups>(shared);
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernels();
+  constexpr int kParts = 2 * kHeadDim / (kGroups * kGroupRows);
+  const int index = static_cast<int>(blockIdx.x);
+  const int head = index / kParts % p.heads;
+  const Segment segment = find_segment(p, index / kParts / p.heads);
+  if (segment.end == segment.begin || segment.last()) return;
+  const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
+  if (warp >= Block<kGroups>::kChainWarps) {
+    ptx::give_registers<kProducerRegisters>();
+    if (threadIdx.x == kGroups * kWarpgroup) produce(p, segment, head, kRecordKd, ring);
+    return;
+  }
+  ptx::take_registers<kChainRegisters>();
+  const int all_rows = index % kParts * kGroups * kGroupRows + 16 * warp;
+  const int which = all_rows / kHeadDim;  // 0: V rows; 1: the identity's
+  const int row = all_rows % kHeadDim;
+  WarpTokens tokens = make_tokens<kGroups>(p, segment, head, row, shared);
+  Chain<false> chain;
+  if (which == 0) {
+    constant_rows(chain.state, 0.0F);
+  } else {
+    tokens.length = 0;
+    identity_rows(row, tokens.lane, chain.state);
+  }
+  run_chain(chain, tokens, segment.end, ring, 0.0F);
+  store_rows({map_of(p, segment.number, head, which), DType::kFloat32},
+             matrix_index(row, tokens.lane), chain.state, chain.scale.inverse);
+}
+
+template <int kGroups>
+Status launch(void (*kernel)(SplitParams), PerDevice& prepared, int parts,
+              const SplitParams& params, cudaStream_t stream) {
+  constexpr int kBytes = Block<kGroups>::kSharedBytes;
+  FLASH_KDA_RETURN_IF_ERROR(prepared.once([kernel] {
+    return to_status(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "cudaFuncSetAttribute(cuda.sm90_split)");
+  }));
+  const auto blocks = static_cast<unsigned>(int64_t{params.segments.most} * params.heads * parts);
+  return launch_dependent(kernel, blocks, Block<kGroups>::kThreads, kBytes, params, stream);
+}
+
+}  // namespace
+
+Status launch_maps(const SplitParams& params, cudaStream_t stream) {
+  static PerDevice prepared;
+  return launch<2>(maps_kernel<2>, prepared, 2, params, stream);
+}
+
+Status launch_recurrence(const SplitParams& params, int groups, cudaStream_t stream) {
+  static PerDevice prepared[2];
+  return groups == 1 ? launch<1>(recurrence_kernel<1>, prepared[0], 2, params, stream)
+                     : launch<2>(recurrence_kernel<2>, prepared[1], 1, params, stream);
+}
+
+}  // namespace flash_kda::cuda::sm90_split
