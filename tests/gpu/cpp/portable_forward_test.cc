@@ -287,7 +287,6 @@ TEST_F(PortableForward, ResultsDoNotDependOnTheDivision) {
         move_magnitudes(&x);
         Options options;
         options.row_parts = parts;
-        options.stages = slots % 2 == 0 ? 2 : 3;
         options.record_budget = slots * 2 * 27648;
         run(x.args(), options);
         ASSERT_EQ(x.out, whole.out) << parts << " parts, windows of " << slots;

@@ -24,6 +24,11 @@ inline constexpr int kSlicesPerWarp = kSlices / kPrepareWarps;
 inline constexpr int kTileRows = 16;
 inline constexpr int kRowTiles = kHeadDim / kTileRows;
 
+// Chunks of the recurrence under way at once in a block: two cost latency that a third hides, and
+// with three two blocks fit a multiprocessor.
+inline constexpr int kStages = 3;
+inline constexpr int kBlocksPerMultiprocessor = 2;
+
 // Sequences that the plan sorts: by counting the longer ones, which more would make slow.
 inline constexpr int kMostSorted = 1024;
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kMinCapability = 80;
 constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
-constexpr int64_t kMostParts = 4;  // Division::row_parts
+constexpr int kMostParts = 4;
 constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
 
 Layout layout_of(const ForwardProblem& p, const Options& options) {
@@ -55,20 +55,13 @@ int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) 
   return workspace_bytes_with({}, tokens_total, heads, sequences);
 }
 
-// Each part of a head reads all its records, so few parts spare the L2 cache; but as long as they
-// do not fill the device twice over, more of them spread more evenly. A third stage hides latency
-// where blocks have room for it, two stages make room for a third block.
-Division choose_division(const Options& options, int64_t sequence_heads,
-                         const DeviceProperties& device) {
-  constexpr int64_t kBlocksPerMultiprocessor = 3;  // of 2 stages; of 3 there are 2
-  const int64_t room = device.multiprocessors;
-  Division division;
-  division.row_parts = sequence_heads * 2 >= 2 * kBlocksPerMultiprocessor * room ? 2 : 4;
-  if (options.row_parts != 0) division.row_parts = options.row_parts;
-  const int64_t blocks = sequence_heads * division.row_parts;
-  division.stages = blocks <= (kBlocksPerMultiprocessor - 1) * room ? 3 : 2;
-  if (options.stages != 0) division.stages = options.stages;
-  return division;
+// Blocks that share the V rows of a head. Each reads all its records, so few spare the L2 cache;
+// but as long as they all run at once, more are faster.
+int choose_row_parts(const Options& options, int64_t sequence_heads,
+                     const DeviceProperties& device) {
+  if (options.row_parts != 0) return options.row_parts;
+  const int64_t room = int64_t{kBlocksPerMultiprocessor} * device.multiprocessors;
+  return sequence_heads * kMostParts <= room ? kMostParts : kMostParts / 2;
 }
 
 TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspace) {
@@ -154,7 +147,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   prepare.records = layout.records.in(workspace);
   recurrence.records = prepare.records;
   const int64_t sequences = sequences_per_window(p, layout);
-  const Division division = choose_division(options, sequences * p.heads, *device);
+  const int row_parts = choose_row_parts(options, sequences * p.heads, *device);
   for (int64_t i = 0; i < layout.windows; ++i) {
     const int64_t begin = i * layout.slots_per_window;
     prepare.window = {
@@ -165,7 +158,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
     recurrence.carry_out = carry_of(layout, i + 1, workspace);
     if (p.tokens > 0) FLASH_KDA_RETURN_IF_ERROR(launch_prepare(prepare, stream));
     FLASH_KDA_RETURN_IF_ERROR(
-        launch_recurrence(recurrence, division, static_cast<int32_t>(sequences), stream));
+        launch_recurrence(recurrence, row_parts, static_cast<int32_t>(sequences), stream));
   }
   return {};
 }

@@ -10,8 +10,7 @@ namespace flash_kda::cuda::portable {
 
 struct Options {
   int64_t record_budget = kRecordBudget;  // bytes; fewer make more windows
-  int row_parts = 0;                      // as in Division (launch.h); 0: chosen
-  int stages = 0;                         // likewise
+  int row_parts = 0;                      // 2 or 4 blocks to a head; 0: chosen
 };
 
 int64_t workspace_bytes_with(const Options& options, int64_t tokens_total, int64_t heads,

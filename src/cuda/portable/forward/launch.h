@@ -14,15 +14,10 @@ Status launch_plan(const PlanParams& params, cudaStream_t stream);
 // Writes the records of a window.
 Status launch_prepare(const PrepareParams& params, cudaStream_t stream);
 
-// How the recurrence shares out a head.
-struct Division {
-  int row_parts = 4;  // blocks to the V rows of a head: 2 or 4
-  int stages = 3;     // chunks under way at once in a block: 2 or 3
-};
-
-// Consumes them. `sequences` bounds those that the window touches.
-Status launch_recurrence(const RecurrenceParams& params, const Division& division,
-                         int32_t sequences, cudaStream_t stream);
+// Consumes them, with row_parts (2 or 4) blocks to the V rows of a head. `sequences` bounds those
+// that the window touches.
+Status launch_recurrence(const RecurrenceParams& params, int row_parts, int32_t sequences,
+                         cudaStream_t stream);
 
 // A kernel, by which to ask whether a device can run this build.
 const void* prepare_entry();

@@ -26,7 +26,7 @@ namespace flash_kda::cuda::portable {
 namespace {
 
 constexpr int kThreads = kWarp * kPrepareWarps;
-constexpr int kBlocksPerMultiprocessor = 8;       // what 128 registers a thread allow
+constexpr int kPrepareBlocks = 8;                 // on a multiprocessor: 128 registers a thread
 constexpr int kRawBytes = kChunk * kRawRowBytes;  // one tensor, one warp's channels
 constexpr int kRawQ = 0;
 constexpr int kRawK = kRawQ + kPrepareWarps * kRawBytes;
@@ -146,7 +146,7 @@ __device__ __forceinline__ void prepare_chunk(const PrepareParams& p, const Chun
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads, kPrepareBlocks)
     prepare_kernel(const __grid_constant__ PrepareParams p) {
   extern __shared__ __align__(128) unsigned char prepare_shared[];
   const int index = static_cast<int>(blockIdx.x);

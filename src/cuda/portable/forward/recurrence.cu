@@ -26,9 +26,6 @@ namespace {
 
 constexpr int stage_bytes(int warps) { return kRecordBytes + warps * kValueTileBytes; }
 
-// Warps for which a multiprocessor has shared memory, and then registers too.
-constexpr int warps_per_multiprocessor(int stages) { return stages == 2 ? 12 : 8; }
-
 // What a block works on, and where its warp is in it.
 struct Part {
   SequenceSlots span;
@@ -270,7 +267,7 @@ __device__ __forceinline__ void step_chunk(WarpRows& rows, uint32_t record, uint
   multiply_triangle(operand, triangle, o);
 }
 
-template <int kWarps, int kStages>
+template <int kWarps>
 __device__ __forceinline__ void run_part(const RecurrenceParams& p, const Part& at,
                                          uint32_t shared) {
   constexpr int kStageBytes = stage_bytes(kWarps);
@@ -301,8 +298,8 @@ __device__ __forceinline__ void run_part(const RecurrenceParams& p, const Part& 
   end_rows(p, at, sequence_head, rows);
 }
 
-template <int kWarps, int kStages>
-__global__ void __launch_bounds__(kWarp* kWarps, warps_per_multiprocessor(kStages) / kWarps)
+template <int kWarps>
+__global__ void __launch_bounds__(kWarp* kWarps, kBlocksPerMultiprocessor)
     recurrence_kernel(const __grid_constant__ RecurrenceParams p) {
   extern __shared__ __align__(128) unsigned char recurrence_shared[];
   if (p.window.begin >= p.plan.total_slots()) return;
@@ -330,15 +327,15 @@ __global__ void __launch_bounds__(kWarp* kWarps, warps_per_multiprocessor(kStage
     pass_state<kWarp * kWarps, kRows>(p, static_cast<int64_t>(at.sequence) * p.heads + at.head,
                                       first_row);
   } else {
-    run_part<kWarps, kStages>(p, at, ptx::shared_address(recurrence_shared));
+    run_part<kWarps>(p, at, ptx::shared_address(recurrence_shared));
   }
 }
 
-template <int kWarps, int kStages>
+template <int kWarps>
 Status launch(const RecurrenceParams& params, int32_t sequences, cudaStream_t stream) {
   constexpr int kParts = kRowTiles / kWarps;
   constexpr int kShared = kStages * stage_bytes(kWarps);
-  const void* entry = reinterpret_cast<const void*>(recurrence_kernel<kWarps, kStages>);
+  const void* entry = reinterpret_cast<const void*>(recurrence_kernel<kWarps>);
   static PerDevice prepared;
   FLASH_KDA_RETURN_IF_ERROR(prepared.once([entry] {
     return to_status(
@@ -346,19 +343,16 @@ Status launch(const RecurrenceParams& params, int32_t sequences, cudaStream_t st
         "cudaFuncSetAttribute(recurrence_kernel)");
   }));
   const auto blocks = static_cast<unsigned>(sequences * params.heads * kParts);
-  recurrence_kernel<kWarps, kStages><<<blocks, kWarp * kWarps, kShared, stream>>>(params);
+  recurrence_kernel<kWarps><<<blocks, kWarp * kWarps, kShared, stream>>>(params);
   return launch_status("recurrence_kernel launch");
 }
 
 }  // namespace
 
-Status launch_recurrence(const RecurrenceParams& params, const Division& division,
-                         int32_t sequences, cudaStream_t stream) {
-  const bool deep = division.stages == 3;
-  if (division.row_parts == 2) {
-    return deep ? launch<4, 3>(params, sequences, stream) : launch<4, 2>(params, sequences, stream);
-  }
-  return deep ? launch<2, 3>(params, sequences, stream) : launch<2, 2>(params, sequences, stream);
+Status launch_recurrence(const RecurrenceParams& params, int row_parts, int32_t sequences,
+                         cudaStream_t stream) {
+  return row_parts == 2 ? launch<4>(params, sequences, stream)
+                        : launch<2>(params, sequences, stream);
 }
 
 }  // namespace flash_kda::cuda::portable
