@@ -1,8 +1,9 @@
 #include "cuda/common/device.h"
 
 #include <array>
-#include <memory>
 #include <mutex>
+#include <set>
+#include <utility>
 
 #include "cuda/common/check.h"
 #include "flash_kda/backends.h"
@@ -78,13 +79,20 @@ std::string device_text(int device, const DeviceProperties& p) {
 }
 
 Status check_built_for(int device, const void* kernel) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, const void*>> known;  // what has been found built
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (known.count({device, kernel}) != 0) return {};
   const DeviceProperties* properties = nullptr;
   FLASH_KDA_RETURN_IF_ERROR(device_properties(device, &properties));
   DeviceGuard guard;
   FLASH_KDA_RETURN_IF_ERROR(guard.enter(device));
   cudaFuncAttributes attributes;
   const cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error == cudaSuccess) return {};
+  if (error == cudaSuccess) {
+    known.insert({device, kernel});
+    return {};
+  }
   (void)cudaGetLastError();
   return Status::unsupported("no code for " + device_text(device, *properties) +
                              " in this build, which holds " + joined(built_cuda_archs()) + ": " +

@@ -25,7 +25,8 @@ Status device_properties(int device, const DeviceProperties** properties);
 std::string device_text(int device, const DeviceProperties& properties);
 
 // Whether this build holds code that the device can run: `kernel` is any __global__ function of
-// the implementation. kUnsupported names the device and the architectures in the build.
+// the implementation. kUnsupported names the device and the architectures in the build. A yes is
+// remembered.
 Status check_built_for(int device, const void* kernel);
 
 // Makes a device current, and at the end the one that was.
