@@ -1,18 +1,63 @@
 // cuda.sm90: what it can run, and the way from a problem to its kernel.
 #include <algorithm>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "cuda/common/check.h"
 #include "cuda/common/device.h"
+#include "cuda/common/offsets.h"
 #include "cuda/sm90/forward/config.h"
+#include "cuda/sm90/forward/cost.h"
 #include "cuda/sm90/forward/kernel.h"
 #include "cuda/sm90/forward/tile_map.h"
+#include "cuda/sm90_split/forward/cost.h"
+#include "flash_kda/backends.h"
 #include "ops/forward/impls.h"
 
 namespace flash_kda::cuda::sm90 {
 namespace {
 
 constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
+
+// A forced implementation refuses only what it can't do.
+bool forced() {
+  const char* name = std::getenv(kForceEnv);
+  return name != nullptr && std::string_view(name) == kForward.name;
+}
+
+int64_t state_bytes(const Dense& state) {
+  if (!state) return 0;
+  const int64_t element = state.dtype == DType::kBFloat16 ? 2 : 4;
+  return element * kHeadDim * kHeadDim;
+}
+
+// cuda.sm90_split's estimate, which leaves out the states, with them.
+double split_microseconds(const ForwardProblem& problem, int64_t tokens, int64_t multiprocessors) {
+  constexpr double kBytesPerMicrosecond = 4.2e6;  // of memory
+  constexpr int64_t kUnbounded = int64_t{1} << 40;
+  sm90_split::Work work;
+  work.chunks = (tokens + kChunk - 1) / kChunk;
+  work.pairs = problem.sequences * problem.heads;
+  work.heads = problem.heads;
+  work.most_maps = kUnbounded;
+  work.multiprocessors = multiprocessors;
+  const int64_t states = state_bytes(problem.initial_state) + state_bytes(problem.final_state);
+  return sm90_split::total_microseconds(work) +
+         static_cast<double>(work.pairs * states) / kBytesPerMicrosecond;
+}
+
+Status check_preferred(const ForwardProblem& problem, int64_t multiprocessors) {
+  const int64_t items = problem.sequences * problem.heads;
+  if (forced() || items == 0) return {};
+  const int64_t tokens = problem.tokens_total() / problem.sequences;
+  const double fused = total_microseconds(items, tokens, multiprocessors);
+  const double split = split_microseconds(problem, tokens, multiprocessors);
+  if (fused <= kPreferred * split) return {};
+  return Status::unsupported("expected to be faster than cuda.sm90_split, got an estimate of " +
+                             std::to_string(static_cast<int64_t>(fused)) + " against " +
+                             std::to_string(static_cast<int64_t>(split)) + " microseconds");
+}
 
 Status accepts(const ForwardProblem& problem) {
   if (problem.device.type != DeviceType::kCuda) {
@@ -41,7 +86,8 @@ Status accepts(const ForwardProblem& problem) {
   FLASH_KDA_RETURN_IF_ERROR(check_mappable("k", problem, problem.k));
   FLASH_KDA_RETURN_IF_ERROR(check_mappable("v", problem, problem.v));
   FLASH_KDA_RETURN_IF_ERROR(check_mappable("g", problem, problem.g));
-  return check_mappable("out", problem, problem.out);
+  FLASH_KDA_RETURN_IF_ERROR(check_mappable("out", problem, problem.out));
+  return check_preferred(problem, device->multiprocessors);
 }
 
 int64_t workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
@@ -61,6 +107,7 @@ Status run(const ForwardProblem& problem, void*, int64_t) {
   FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));
   DeviceGuard guard;
   FLASH_KDA_RETURN_IF_ERROR(guard.enter(problem.device.index));
+  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(problem));
 
   Params params{};
   if (problem.tokens_total() > 0) FLASH_KDA_RETURN_IF_ERROR(fill_maps(problem, &params));

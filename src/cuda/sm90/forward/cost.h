@@ -1,0 +1,26 @@
+// What the fused forward costs on an H200, in microseconds, for comparison with cuda.sm90_split
+// (sm90_split/forward/cost.h). docs/hopper.md has the measurements behind the constants.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/forward/config.h"
+
+namespace flash_kda::cuda::sm90 {
+
+inline constexpr double kKernelCost = 4.0;
+inline constexpr double kChunkCost = 2.14;  // of one sequence and head
+inline constexpr double kItemCost = 5.0;    // a sequence and head: its states, start and end
+
+// bf16 operands are less exact than the other's fp16: it must be so much faster to be preferred.
+inline constexpr double kPreferred = 0.95;
+
+// `items` sequences times heads of `tokens` tokens each: lengths are not known to the host.
+inline double total_microseconds(int64_t items, int64_t tokens, int64_t multiprocessors) {
+  const int64_t rounds = (items + multiprocessors - 1) / multiprocessors;
+  const int64_t chunks = (tokens + kChunk - 1) / kChunk;
+  return kKernelCost +
+         static_cast<double>(rounds) * (static_cast<double>(chunks) * kChunkCost + kItemCost);
+}
+
+}  // namespace flash_kda::cuda::sm90
