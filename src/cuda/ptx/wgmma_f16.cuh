@@ -13,7 +13,7 @@ namespace flash_kda::cuda::ptx {
   FLASH_KDA_D4(d, i), FLASH_KDA_D4(d, i + 4), FLASH_KDA_D4(d, i + 8), FLASH_KDA_D4(d, i + 12)
 
 // d [64 x 32] = a [64 x 16] b [16 x 32] (+ d if accumulate); b is stored as 32 rows of 16.
-__device__ __forceinline__ void wgmma_f16_n32(float (&d)[16], const uint32_t* a, uint64_t b,
+__device__ __forceinline__ void wgmma_f16_n32(float* d, const uint32_t* a, uint64_t b,
                                               bool accumulate) {
   asm volatile(
       "{\n"
@@ -24,6 +24,22 @@ __device__ __forceinline__ void wgmma_f16_n32(float (&d)[16], const uint32_t* a,
       "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n"
       "}"
       : FLASH_KDA_D16(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
+}
+
+// d [64 x 64] = a [64 x 16] b [16 x 64] (+ d if accumulate); b is stored as 64 rows of 16.
+__device__ __forceinline__ void wgmma_f16_n64(float* d, const uint32_t* a, uint64_t b,
+                                              bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}"
+      : FLASH_KDA_D16(d, 0), FLASH_KDA_D16(d, 16)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 

@@ -51,8 +51,8 @@ struct Cursor {
 __device__ __forceinline__ uint64_t stage_matrix(uint32_t stage) {
   return ptx::wgmma_matrix(stage, kPanelBytes, 8 * kRowBytes);  // the panel distance is kr's
 }
-__device__ __forceinline__ uint64_t channel_step(uint64_t stage, int tensor, int step) {
-  return stage + ((tensor + (step / 4) * kPanelBytes + (step % 4) * 32) >> 4);
+__device__ __forceinline__ uint64_t channel_step(uint64_t stage, int step) {  // [-kd; qd]
+  return stage + ((kRecordKd + (step / 4) * kHalfBytes + (step % 4) * 32) >> 4);
 }
 __device__ __forceinline__ uint64_t t_step(uint64_t stage, int step) {
   return stage + ((kRecordTM + step * 32) >> 4);
@@ -64,20 +64,12 @@ __device__ __forceinline__ uint64_t update_step(uint64_t stage, int step) {
   return stage + ((kRecordKr + step * 16 * kRowBytes) >> 4);
 }
 
-// sum (+)= S operand^T for kd or qd.
-__device__ __forceinline__ void multiply_channels(const StateOperand& state, uint64_t stage,
-                                                  int tensor, bool add, TokenRows& sum) {
-#pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    ptx::wgmma_f16_n32(sum, &state[4 * step], channel_step(stage, tensor, step), add || step > 0);
-  }
-}
-
 // S <- S d.
 __device__ __forceinline__ void decay_state(uint32_t stage, int lane, StateRows& state) {
   const uint32_t d = stage + kRecordDecay + 8 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < kStateRegisters / 4; ++i) {
+    if (i % 4 == 0) ptx::hold(state);
     const float2 factor = ptx::load_shared2(d + 32 * i);
     state[4 * i] *= factor.x;
     state[4 * i + 1] *= factor.y;
@@ -94,6 +86,18 @@ __device__ __forceinline__ int value_offset(int token, int half) {
 // What this lane gives to load_matrix4 or store_matrix4 for tokens 16 b ... .
 __device__ __forceinline__ uint32_t value_matrix(uint32_t tile, int b, int lane) {
   return tile + value_offset(16 * b + (lane & 7) + 8 * (lane >> 4), (lane >> 3) & 1);
+}
+
+// 16 bytes to global memory in the lanes that want it, without a branch.
+__device__ __forceinline__ void store_global_if(bool wanted, void* to, const uint4& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %0, 0;\n"
+      "@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n"
+      "}" ::"r"(static_cast<int>(wanted)),
+      "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+      : "memory");
 }
 
 // The tokens of v and out that belong to a warp: 16 V rows of a sequence and head.
@@ -132,10 +136,13 @@ struct WarpTokens {
     }
   }
 
-  // Rounds O^T, turns it round and writes the rows of tokens that exist.
-  __device__ __forceinline__ void write(int32_t chunk, const TokenRows& o,
-                                        const float (&factor)[2]) const {
-    const uint32_t out_tile = tiles + kValueStages * kValueTileBytes;
+  __device__ __forceinline__ uint32_t out_tile() const {
+    return tiles + kValueStages * kValueTileBytes;
+  }
+
+  // Rounds O^T (kTokenRegisters floats) and turns it round in the tile of out; a warp's barrier
+  // before it says that the tile has been read.
+  __device__ __forceinline__ void put(const float* o, const float (&factor)[2]) const {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       uint32_t x[4];
@@ -144,21 +151,37 @@ struct WarpTokens {
         x[e] =
             ptx::pack_bf16(o[8 * b + 2 * e] * factor[e & 1], o[8 * b + 2 * e + 1] * factor[e & 1]);
       }
-      ptx::store_matrix4_transposed(value_matrix(out_tile, b, lane), x);
+      ptx::store_matrix4_transposed(value_matrix(out_tile(), b, lane), x);
     }
+  }
+
+  // Writes the tile's rows of tokens that exist.
+  __device__ __forceinline__ void write(int32_t chunk) const {
     __syncwarp();
     const int64_t first = static_cast<int64_t>(chunk) * kChunk;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 16 * i + (lane >> 1);
-      const uint4 x = ptx::load_shared_words4(out_tile + value_offset(token, lane & 1));
-      if (chunk >= begin && first + token < length) {
-        *reinterpret_cast<uint4*>(out + (first + token) * out_stride) = x;
-      }
+      const uint4 x = ptx::load_shared_words4(out_tile() + value_offset(token, lane & 1));
+      store_global_if(chunk >= begin && first + token < length, out + (first + token) * out_stride,
+                      x);
     }
     __syncwarp();
   }
 };
+
+// 0, in one instruction: the compiler takes two, through a uniform register.
+__device__ __forceinline__ float zero() {
+  float x;
+  asm volatile("mov.b32 %0, 0;" : "=f"(x));
+  return x;
+}
+
+// One lane of the warp, after what all its lanes did.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  if (ptx::elect_one()) ptx::mbarrier_arrive(barrier);
+}
 
 // One warpgroup's rows on their way through a segment. A chunk is read (X, R and the state's part
 // of O), then the state is updated and O completed.
@@ -167,11 +190,13 @@ struct Chain {
   StateRows state;           // S before the chunk; from read() on times d
   RowScale scale;            // of S from the next update on
   TokenOperand r, r_update;  // R in the units of O and of S, which differ where rows were fitted
-  TokenRows x, o;
-  RawValues values;  // of the next chunk to read
+  float xo[(kOutput ? 2 : 1) * kTokenRegisters];  // X, then R; O
+  RawValues values;                               // of the next chunk to read
   float out_factor[2] = {};
 
-  // Waits for the first values and fits the rows; S is there.
+  __device__ __forceinline__ float* o() { return xo + kTokenRegisters; }
+
+  // Waits for the first values and fits the rows; S is there. R is zeros.
   __device__ __forceinline__ void begin(const WarpTokens& tokens) {
 #pragma unroll
     for (int i = 0; i < kValueStages - 1; ++i) {
@@ -184,42 +209,55 @@ struct Chain {
     float value_most[2];
     value_maxima(values, value_most);
 #pragma unroll
-    for (int i = 0; i < kTokenRegisters; ++i) x[i] = 0.0F;
+    for (int i = 0; i < (kOutput ? 2 : 1) * kTokenRegisters; ++i) xo[i] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kTokenRegisters / 2; ++i) r[i] = r_update[i] = 0;
     float factor[2];
-    fit_rows(state, x, value_most, scale, factor);
+    fit_rows(state, xo, value_most, scale, factor);
   }
 
-  // A chunk in `stage`; writes O of the chunk before if `kPending`. No branches before the last
-  // wait, and no operand is made while a product is under way, or the compiler waits at once.
-  template <bool kPending>
+  // X = V^T - S kd^T and O^T = S qd^T start.
+  __device__ __forceinline__ void start_reading(const StateOperand& operand, uint64_t matrix) {
+    ptx::hold(xo);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      if constexpr (kOutput) {
+        ptx::wgmma_f16_n64(xo, &operand[4 * step], channel_step(matrix, step), true);
+      } else {
+        ptx::wgmma_f16_n32(xo, &operand[4 * step], channel_step(matrix, step), true);
+      }
+    }
+    ptx::wgmma_commit();
+  }
+
+  // A chunk in `stage`; writes O of the chunk before. No branches before the last wait, and no
+  // operand is made while a product is under way, or the compiler waits at once.
   __device__ __forceinline__ void read(const WarpTokens& tokens, int32_t chunk, float out_scale,
                                        uint32_t stage, uint32_t full, uint32_t parity) {
     const uint64_t matrix = stage_matrix(stage);
     StateOperand operand;
     uint32_t bits[2];
     pack_state(state, operand, bits);
-    scale_values(values, scale, x);
+    scale_values(values, scale, xo);
+#pragma unroll
+    for (int i = kTokenRegisters; i < (kOutput ? 2 : 1) * kTokenRegisters; ++i) xo[i] = zero();
     ptx::mbarrier_wait(full, parity);
-    ptx::hold(x);
-    ptx::wgmma_fence();
-    multiply_channels(operand, matrix, kRecordKd, true, x);
-    ptx::wgmma_commit();
     decay_state(stage, tokens.lane, state);
-    if constexpr (kOutput && kPending) tokens.write(chunk - 1, o, out_factor);
+    start_reading(operand, matrix);
+    if constexpr (kOutput) tokens.write(chunk - 1);
     out_factor[0] = out_scale * scale.inverse[0];
     out_factor[1] = out_scale * scale.inverse[1];
     ptx::wgmma_wait<0>();
-    ptx::hold(x);
+    ptx::hold(xo);
 
     TokenOperand x_operand;
-    pack_tokens(x, x_operand);
-    if constexpr (kOutput) ptx::hold(o);
+    pack_tokens(xo, x_operand);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-      ptx::wgmma_f16_n32(x, &x_operand[4 * step], t_step(matrix, step), step > 0);
+      ptx::wgmma_f16_n32(xo, &x_operand[4 * step], t_step(matrix, step), step > 0);
     }
-    if constexpr (kOutput) multiply_channels(operand, matrix, kRecordQd, false, o);
     ptx::wgmma_commit();
     tokens.fetch(chunk + kValueStages - 1);
     ptx::copy_async_commit();
@@ -230,9 +268,8 @@ struct Chain {
     value_maxima(values, value_most);
     const bool unfit = some_row_unfit(bits, value_most, scale);
     ptx::wgmma_wait<0>();
-    ptx::hold(x);
-    if constexpr (kOutput) ptx::hold(o);
-    pack_tokens(x, r);
+    ptx::hold(xo);
+    pack_tokens(xo, r);
 #pragma unroll
     for (int i = 0; i < kTokenRegisters / 2; ++i) r_update[i] = r[i];
     if (unfit) refit(value_most);
@@ -241,18 +278,18 @@ struct Chain {
   // Gives S and R new units. |S + R kr| <= |S| + 64 max |R|.
   __device__ __forceinline__ void refit(const float (&value_most)[2]) {
     float factor[2];
-    fit_rows(state, x, value_most, scale, factor);
-    TokenRows scaled;
+    fit_rows(state, xo, value_most, scale, factor);
+    float scaled[kTokenRegisters];
 #pragma unroll
-    for (int i = 0; i < kTokenRegisters; ++i) scaled[i] = x[i] * factor[(i >> 1) & 1];
+    for (int i = 0; i < kTokenRegisters; ++i) scaled[i] = xo[i] * factor[(i >> 1) & 1];
     pack_tokens(scaled, r_update);
   }
 
-  // S += R kr, O += R M^T; then the stage is free.
-  __device__ __forceinline__ void update(uint32_t stage, uint32_t empty) {
+  // S += R kr, O += R M^T, and O goes to the tile of out. The stage is then free.
+  __device__ __forceinline__ void update(const WarpTokens& tokens, uint32_t stage) {
     const uint64_t matrix = stage_matrix(stage);
     ptx::hold(state);
-    if constexpr (kOutput) ptx::hold(o);
+    if constexpr (kOutput) ptx::hold(xo);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
@@ -261,34 +298,39 @@ struct Chain {
     if constexpr (kOutput) {
 #pragma unroll
       for (int step = 0; step < kChunk / 16; ++step) {
-        ptx::wgmma_f16_n32(o, &r[4 * step], m_step(matrix, step), true);
+        ptx::wgmma_f16_n32(o(), &r[4 * step], m_step(matrix, step), true);
       }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(state);
-    if constexpr (kOutput) ptx::hold(o);
-    __syncwarp();
-    if (ptx::elect_one()) ptx::mbarrier_arrive(empty);
+    if constexpr (kOutput) {
+      ptx::hold(xo);
+      tokens.put(o(), out_factor);
+    }
   }
 };
 
-// Runs chunks tokens.begin ... end - 1 from chain.state to chain.state.
+// Runs chunks tokens.begin ... end - 1 from chain.state to chain.state. The first turn of the loop
+// updates with an R of zeros, so that there is one copy of its code.
 template <bool kOutput>
 __device__ __forceinline__ void run_chain(Chain<kOutput>& chain, const WarpTokens& tokens,
                                           int32_t end, const Ring& ring, float out_scale) {
   chain.begin(tokens);
+  ptx::mbarrier_wait(ring.full(0), 0);
   Cursor cursor;
-  chain.template read<false>(tokens, tokens.begin, out_scale, ring.stage(0), ring.full(0), 0);
+  int before = 0;
 #pragma unroll 1
-  for (int32_t chunk = tokens.begin + 1; chunk < end; ++chunk) {
-    chain.update(ring.stage(cursor.slot), ring.empty(cursor.slot));
+  for (int32_t chunk = tokens.begin; chunk < end; ++chunk) {
+    chain.update(tokens, ring.stage(before));
+    if (chunk > tokens.begin) warp_arrive(ring.empty(before));
+    chain.read(tokens, chunk, out_scale, ring.stage(cursor.slot), ring.full(cursor.slot),
+               cursor.parity);
+    before = cursor.slot;
     cursor.advance(ring.count);
-    chain.template read<true>(tokens, chunk, out_scale, ring.stage(cursor.slot),
-                              ring.full(cursor.slot), cursor.parity);
   }
-  chain.update(ring.stage(cursor.slot), ring.empty(cursor.slot));
-  if constexpr (kOutput) tokens.write(end - 1, chain.o, chain.out_factor);
+  chain.update(tokens, ring.stage(before));
+  if constexpr (kOutput) tokens.write(end - 1);
 }
 
 }  // namespace flash_kda::cuda::sm90_split

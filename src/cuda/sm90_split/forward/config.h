@@ -19,11 +19,12 @@ inline constexpr int kPanelBytes = kChunk * kRowBytes;    // 32 tokens of 64 cha
 inline constexpr int kTileBytes = kHalves * kPanelBytes;  // of all channels
 
 // A record: what the recurrence needs of one chunk of one head, as portable's record.cuh defines
-// it, in the layout in which the tensor cores read it from shared memory. A pass without output
-// reads all but qd, which therefore comes first.
-inline constexpr int kRecordQd = 0;                           // qd [2 halves][32 tokens][64]
-inline constexpr int kRecordKd = kRecordQd + kTileBytes;      // -kd, likewise
-inline constexpr int kRecordKr = kRecordKd + kTileBytes;      // kr, likewise
+// it, in the layout in which the tensor cores read it from shared memory. -kd and qd of a half of
+// the channels lie together: 64 rows, one operand.
+inline constexpr int kRecordKd = 0;  // [2 halves][-kd, qd][32 tokens][64]
+inline constexpr int kRecordQd = kRecordKd + kPanelBytes;
+inline constexpr int kHalfBytes = 2 * kPanelBytes;            // to the other half of kd and qd
+inline constexpr int kRecordKr = kHalves * kHalfBytes;        // kr [2 halves][32 tokens][64]
 inline constexpr int kRecordTM = kRecordKr + kTileBytes;      // [32 i][T: 32 j | M: 32 j]
 inline constexpr int kRecordDecay = kRecordTM + kPanelBytes;  // d [128] fp32
 inline constexpr int kRecordBytes = kRecordDecay + kHeadDim * 4;

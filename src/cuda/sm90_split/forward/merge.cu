@@ -5,9 +5,9 @@
 // A block: 16 V rows of one sequence and head; a warp: 16 of their columns. Each step replaces S0
 // by the state after the segment.
 //
-// Shared memory: kPhiStages of Phi, then S [16]; rows padded so that operands are read free of
-// conflicts; barriers full[stage]. Warp 0 fills the stage that the last step has left, after the
-// barrier that ends the step.
+// Shared memory: kPhiStages of Phi, columns permuted (phi_swizzle); S [16], rows padded so that
+// they are read free of conflicts; barriers full[stage]. Thread 0 fills the stage that a step has
+// left, after the barrier that says so.
 #include "cuda/common/check.h"
 #include "cuda/common/per_device.h"
 #include "cuda/portable/forward/inverse.cuh"
@@ -27,22 +27,16 @@ constexpr int kParts = kHeadDim / kRows;
 constexpr int kWarpColumns = 16;
 constexpr int kThreads = kHeadDim / kWarpColumns * kWarp;
 constexpr int kPhiStages = 3;
-constexpr int kPaddedBytes = (kHeadDim + 4) * 4;  // a row
-constexpr int kPhiBytes = kHeadDim * kPaddedBytes;
+constexpr int kPaddedBytes = (kHeadDim + 4) * 4;  // a row of S
+constexpr int kPhiRowBytes = kHeadDim * 4;
+constexpr int kPhiBytes = kHeadDim * kPhiRowBytes;
 constexpr int kStateAt = kPhiStages * kPhiBytes;
 constexpr int kBarriersAt = kStateAt + kRows * kPaddedBytes;
 constexpr int kSharedBytes = kBarriersAt + kPhiStages * 8;
 
-// Queues the rows of a Phi, by one warp.
-__device__ __forceinline__ void fetch_phi(const float* phi, uint32_t stage, uint32_t full,
-                                          int lane) {
-  if (lane == 0) ptx::mbarrier_arrive_expect(full, kMatrixElements * 4);
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kHeadDim / kWarp; ++i) {
-    const int row = i * kWarp + lane;
-    ptx::load_bulk(stage + row * kPaddedBytes, phi + row * kHeadDim, kHeadDim * 4, full);
-  }
+__device__ __forceinline__ void fetch_phi(const float* phi, uint32_t stage, uint32_t full) {
+  ptx::mbarrier_arrive_expect(full, kPhiBytes);
+  ptx::load_bulk(stage, phi, kPhiBytes, full);
 }
 
 // The warp's columns of S0 as accumulators: [t][2 r + e] is row g + 8 r, column 8 t + 2 c + e.
@@ -71,18 +65,41 @@ __device__ __forceinline__ void store_columns(float* to, uint32_t state, const C
   }
 }
 
-// x += S Phi for the warp's columns. `state`: row g, channel 2c; `phi`: row 2c, column g.
-__device__ __forceinline__ void multiply_phi(uint32_t state, uint32_t phi, Columns& x) {
-#pragma unroll 4
+// d += a b to about fp32, in three sums that do not wait for each other.
+__device__ __forceinline__ void add_split(Columns (&sum)[3], int t, const float (&high)[4],
+                                          const float (&low)[4], float b0, float b1) {
+  const float high0 = portable::tf32_part(b0);
+  const float high1 = portable::tf32_part(b1);
+  ptx::mma_tf32(sum[0][t], high, high0, high1);
+  ptx::mma_tf32(sum[1][t], low, high0, high1);
+  ptx::mma_tf32(sum[2][t], high, b0 - high0, b1 - high1);
+}
+
+// x += S Phi for the warp's columns. `state`: row g, channel 2c; `phi`: row 2c, columns g and 8 + g
+// of the warp's.
+__device__ __forceinline__ void multiply_phi(uint32_t state, const uint32_t (&phi)[2], Columns& x) {
+  Columns sum[3] = {};
+#pragma unroll
   for (int k = 0; k < kHeadDim / 8; ++k) {
     const float2 top = ptx::load_shared2(state + k * 32);
     const float2 bottom = ptx::load_shared2(state + k * 32 + 8 * kPaddedBytes);
     const float a[4] = {top.x, top.y, bottom.x, bottom.y};
+    float high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      high[i] = portable::tf32_part(a[i]);
+      low[i] = a[i] - high[i];
+    }
 #pragma unroll
     for (int t = 0; t < kWarpColumns / 8; ++t) {
-      const uint32_t at = phi + k * 8 * kPaddedBytes + t * 32;
-      portable::mma_split(x[t], a, ptx::load_shared(at), ptx::load_shared(at + kPaddedBytes));
+      const uint32_t at = phi[t] + k * 8 * kPhiRowBytes;
+      add_split(sum, t, high, low, ptx::load_shared(at), ptx::load_shared(at + kPhiRowBytes));
     }
+  }
+#pragma unroll
+  for (int t = 0; t < kWarpColumns / 8; ++t) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[t][i] += sum[0][t][i] + (sum[1][t][i] + sum[2][t][i]);
   }
 }
 
@@ -128,9 +145,9 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const __grid_constan
   float* map = p.maps + part.first_number * stride + int64_t{2} * head * kMatrixElements;
   load_first_state(p, part, head, first_row, shared + kStateAt);
   __syncthreads();
-  if (warp == 0) {
+  if (threadIdx.x == 0) {
     for (int i = 0; i < min(kPhiStages, steps); ++i) {
-      fetch_phi(map + i * stride + kMatrixElements, shared + i * kPhiBytes, full + 8 * i, lane);
+      fetch_phi(map + i * stride + kMatrixElements, shared + i * kPhiBytes, full + 8 * i);
     }
   }
   const int g = lane >> 2;
@@ -149,12 +166,15 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const __grid_constan
     for (int i = 0; i < kWarpColumns / 8 * 4; ++i) x[i >> 2][i & 3] = next[i >> 2][i & 3];
     if (step + 1 < steps) load_columns(at + stride, next);
     ptx::mbarrier_wait(full + 8 * stage, parity);
-    multiply_phi(state, shared + stage * kPhiBytes + 2 * c * kPaddedBytes + (column + g) * 4, x);
+    const uint32_t phi = shared + stage * kPhiBytes + 2 * c * kPhiRowBytes;
+    const int swizzle = phi_swizzle(2 * c);
+    multiply_phi(state,
+                 {phi + ((column + g) ^ swizzle) * 4, phi + ((column + 8 + g) ^ swizzle) * 4}, x);
     __syncthreads();
     store_columns(at, state + column * 4, x);
-    if (warp == 0 && step + kPhiStages < steps) {
+    if (threadIdx.x == 0 && step + kPhiStages < steps) {
       fetch_phi(map + (step + kPhiStages) * stride + kMatrixElements, shared + stage * kPhiBytes,
-                full + 8 * stage, lane);
+                full + 8 * stage);
     }
     __syncthreads();
     if (++stage == kPhiStages) {

@@ -18,6 +18,10 @@ struct Segmentation {
   int32_t most = 0;
 };
 
+// Column k of row r of a Phi lies at k ^ phi_swizzle(r), so that the merge reads two rows of eight
+// columns in each of four lanes without bank conflicts.
+__host__ __device__ constexpr int phi_swizzle(int row) { return (row >> 1 & 3) << 3; }
+
 struct SplitParams {
   Rows v, out;
   Dense initial_state, final_state;
@@ -29,7 +33,8 @@ struct SplitParams {
   const unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
   // [segments.most, heads, 2] matrices, row-major: with S the state before a segment, the state
   // after it is S Phi + S0. First S0, which the merge replaces by the state after the segment;
-  // then Phi. Not there for the last segment of a sequence's part.
+  // then Phi, whose columns are permuted (phi_swizzle). Not there for the last segment of a
+  // sequence's part.
   float* maps = nullptr;
   // State of the sequence that the end of a window cuts, [H, V, K]; not the same memory.
   const float* carry_in = nullptr;

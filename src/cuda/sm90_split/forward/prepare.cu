@@ -48,21 +48,20 @@ struct RecordWriter {
   uint32_t record;
   Lane at;
 
-  __device__ __forceinline__ void tile(int tensor, int block, int slice, const Tile& x,
+  __device__ __forceinline__ void tile(int panel, int block, int slice, const Tile& x,
                                        uint32_t signs) const {
     uint32_t word[4];
     pack_tile(x, signs, word);
-    ptx::store_matrix4(tile_address(record + tensor + at.warp * kPanelBytes, block, slice, at.lane),
-                       word);
+    ptx::store_matrix4(tile_address(record + panel, block, slice, at.lane), word);
   }
   __device__ __forceinline__ void kd(int block, int slice, const Tile& x) const {
-    tile(sm90_split::kRecordKd, block, slice, x, 0x80008000U);
+    tile(sm90_split::kRecordKd + at.warp * kHalfBytes, block, slice, x, 0x80008000U);
   }
   __device__ __forceinline__ void qd(int block, int slice, const Tile& x) const {
-    tile(sm90_split::kRecordQd, block, slice, x, 0);
+    tile(sm90_split::kRecordQd + at.warp * kHalfBytes, block, slice, x, 0);
   }
   __device__ __forceinline__ void kr(int block, int slice, const Tile& x) const {
-    tile(sm90_split::kRecordKr, block, slice, x, 0);
+    tile(sm90_split::kRecordKr + at.warp * kPanelBytes, block, slice, x, 0);
   }
   __device__ __forceinline__ void decay(int slice, const float4& d) const {
     const uint32_t to =
@@ -91,8 +90,8 @@ __device__ __forceinline__ void store_lower_triangle(uint32_t tile, int first_pi
 // The inputs of the slices, once the rows are on their way; returns when all rows are there.
 __device__ __forceinline__ void begin_slices(const PrepareParams& p, const Chunk& chunk,
                                              const Lane& at, uint32_t shared, SliceInputs& in) {
-  in.raw_q = shared + sm90_split::kRecordQd + at.warp * kPanelBytes;
-  in.raw_k = shared + sm90_split::kRecordKd + at.warp * kPanelBytes;
+  in.raw_q = shared + sm90_split::kRecordQd + at.warp * kHalfBytes;
+  in.raw_k = shared + sm90_split::kRecordKd + at.warp * kHalfBytes;
   in.raw_g = shared + sm90_split::kRecordKr + at.warp * kPanelBytes;
   in.bias = shared + kBiasAt;
   load_rows(p.k, chunk, at, in.raw_k);

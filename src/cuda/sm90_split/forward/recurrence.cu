@@ -27,20 +27,15 @@ constexpr int kChainRegisters = 232;
 constexpr int kProducerRegisters = 24;
 constexpr int kWarpTileBytes = (kValueStages + 1) * kValueTileBytes;
 
-// Blocks of one warpgroup may share a multiprocessor, so they have fewer stages.
 template <int kGroups>
 struct Block {
-  static constexpr int kStageCount = kGroups == 1 ? 3 : kStages;
   static constexpr int kChainWarps = kGroups * kGroupWarps;
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
-  static constexpr int kTiles = kStageCount * kStageBytes;
+  static constexpr int kTiles = kStages * kStageBytes;
   static constexpr int kBarriers = kTiles + kChainWarps * kWarpTileBytes;
-  static constexpr int kSharedBytes = kBarriers + 2 * kStageCount * 8;
-  static constexpr int kPerMultiprocessor = kGroups == 1 ? 2 : 1;
-  static_assert(kPerMultiprocessor * kWarpgroup *
-                    (kGroups * kChainRegisters + kProducerRegisters) <=
-                65536);
-  static_assert(kPerMultiprocessor * (kSharedBytes + 1024) <= 228 * 1024);
+  static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+  static_assert(kWarpgroup * (kGroups * kChainRegisters + kProducerRegisters) <= 65536);
+  static_assert(kSharedBytes <= 227 * 1024);
 };
 
 // The state of a sequence without tokens: the initial one, bit for bit if the dtypes agree.
@@ -62,19 +57,30 @@ __device__ __forceinline__ void pass_state(const SplitParams& p, int64_t begin, 
   }
 }
 
-// Brings the records of a segment, from byte `first` of each on.
+// Brings the records of a segment, without qd if there is no output.
+template <bool kOutput>
 __device__ __forceinline__ void produce(const SplitParams& p, const Segment& segment, int head,
-                                        int first, const Ring& ring) {
+                                        const Ring& ring) {
   const int64_t slot = segment.part.span.first_slot + segment.begin - p.window.begin;
-  const unsigned char* record = p.records + (slot * p.heads + head) * kRecordBytes + first;
+  const unsigned char* record = p.records + (slot * p.heads + head) * kRecordBytes;
   const int64_t step = static_cast<int64_t>(p.heads) * kRecordBytes;
-  const auto bytes = static_cast<uint32_t>(kRecordBytes - first);
+  constexpr uint32_t kBytes = kRecordBytes - (kOutput ? 0 : kHalves * kPanelBytes);
   Cursor cursor;
 #pragma unroll 1
   for (int32_t chunk = segment.begin; chunk < segment.end; ++chunk, record += step) {
+    const uint32_t stage = ring.stage(cursor.slot);
+    const uint32_t full = ring.full(cursor.slot);
     ptx::mbarrier_wait(ring.empty(cursor.slot), cursor.parity ^ 1);
-    ptx::mbarrier_arrive_expect(ring.full(cursor.slot), bytes);
-    ptx::load_bulk(ring.stage(cursor.slot) + first, record, bytes, ring.full(cursor.slot));
+    ptx::mbarrier_arrive_expect(full, kBytes);
+    if constexpr (kOutput) {
+      ptx::load_bulk(stage, record, kBytes, full);
+    } else {
+      for (int half = 0; half < kHalves; ++half) {
+        const int kd = kRecordKd + half * kHalfBytes;
+        ptx::load_bulk(stage + kd, record + kd, kPanelBytes, full);
+      }
+      ptx::load_bulk(stage + kRecordKr, record + kRecordKr, kRecordBytes - kRecordKr, full);
+    }
     cursor.advance(ring.count);
   }
 }
@@ -82,7 +88,7 @@ __device__ __forceinline__ void produce(const SplitParams& p, const Segment& seg
 template <int kGroups>
 __device__ __forceinline__ Ring make_ring(uint32_t shared) {
   using B = Block<kGroups>;
-  const Ring ring = {shared, shared + B::kBarriers, B::kStageCount};
+  const Ring ring = {shared, shared + B::kBarriers, kStages};
   if (threadIdx.x == 0) {
     for (int i = 0; i < ring.count; ++i) {
       ptx::mbarrier_init(ring.full(i), 1);
@@ -147,7 +153,7 @@ __device__ __forceinline__ void end_state(const SplitParams& p, const Segment& s
 }
 
 template <int kGroups>
-__global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPerMultiprocessor)
+__global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
     recurrence_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(1024) unsigned char recurrence_shared[];
   const uint32_t shared = ptx::shared_address(recurrence_shared);
@@ -169,7 +175,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPer
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == kGroups * kWarpgroup) produce(p, segment, head, 0, ring);
+    if (threadIdx.x == kGroups * kWarpgroup) produce<true>(p, segment, head, ring);
     return;
   }
   ptx::take_registers<kChainRegisters>();
@@ -183,7 +189,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPer
 }
 
 template <int kGroups>
-__global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPerMultiprocessor)
+__global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
     maps_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(1024) unsigned char maps_shared[];
   const uint32_t shared = ptx::shared_address(maps_shared);
@@ -198,7 +204,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPer
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == kGroups * kWarpgroup) produce(p, segment, head, kRecordKd, ring);
+    if (threadIdx.x == kGroups * kWarpgroup) produce<false>(p, segment, head, ring);
     return;
   }
   ptx::take_registers<kChainRegisters>();
@@ -215,7 +221,8 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, Block<kGroups>::kPer
   }
   run_chain(chain, tokens, segment.end, ring, 0.0F);
   store_rows({map_of(p, segment.number, head, which), DType::kFloat32},
-             matrix_index(row, tokens.lane), chain.state, chain.scale.inverse);
+             matrix_index(row, tokens.lane), chain.state, chain.scale.inverse,
+             which == 0 ? 0 : phi_swizzle(tokens.lane >> 2));
 }
 
 template <int kGroups>

@@ -3,7 +3,8 @@
 // divided by it. Rows never meet, so nothing else changes.
 //
 // Lane (g = lane / 4, c = lane % 4) of warp w holds rows 16 w + g + 8 r: of the state columns
-// 8 i + 2 c + e in S[4 i + 2 r + e], of X, R and O tokens 8 i + 2 c + e likewise.
+// 8 i + 2 c + e in S[4 i + 2 r + e], of X, R and O (kTokenRegisters floats) tokens 8 i + 2 c + e
+// likewise.
 //
 // A row that leaves its band is fitted in the chunk in which that is seen, before its update. That
 // is in time: with |S| < 2 in each of 128 columns and |v| < 128, |S row| is below 23 and after the
@@ -22,7 +23,6 @@ namespace flash_kda::cuda::sm90_split {
 inline constexpr int kStateRegisters = kGroupRows * kHeadDim / kWarpgroup;
 inline constexpr int kTokenRegisters = kGroupRows * kChunk / kWarpgroup;
 using StateRows = float[kStateRegisters];
-using TokenRows = float[kTokenRegisters];
 using StateOperand = uint32_t[kStateRegisters / 2];  // fp16
 using TokenOperand = uint32_t[kTokenRegisters / 2];
 using RawValues = uint32_t[kTokenRegisters / 2];  // bf16, tokens 8 i + 2 c, + 1 in [2 i + r]
@@ -53,11 +53,12 @@ __device__ __forceinline__ void load_rows(const Dense& from, int64_t index, Stat
   }
 }
 
+// `swizzle`: exclusive-or of the columns, a multiple of 8.
 __device__ __forceinline__ void store_rows(const Dense& to, int64_t index, const StateRows& state,
-                                           const float (&factor)[2]) {
+                                           const float (&factor)[2], int swizzle = 0) {
 #pragma unroll
   for (int i = 0; i < kStateRegisters / 2; ++i) {
-    portable::store_pair(to, index + 8 * (i >> 1) + 8 * kHeadDim * (i & 1),
+    portable::store_pair(to, index + (8 * (i >> 1) ^ swizzle) + 8 * kHeadDim * (i & 1),
                          state[2 * i] * factor[i & 1], state[2 * i + 1] * factor[i & 1]);
   }
 }
@@ -87,7 +88,7 @@ __device__ __forceinline__ void pack_state(const StateRows& state, StateOperand&
   }
 }
 
-__device__ __forceinline__ void pack_tokens(const TokenRows& x, TokenOperand& operand) {
+__device__ __forceinline__ void pack_tokens(const float* x, TokenOperand& operand) {
 #pragma unroll
   for (int i = 0; i < kTokenRegisters / 2; ++i) {
     operand[i] = ptx::pack_f16(x[2 * i], x[2 * i + 1]);
@@ -95,11 +96,21 @@ __device__ __forceinline__ void pack_tokens(const TokenRows& x, TokenOperand& op
 }
 
 __device__ __forceinline__ void scale_values(const RawValues& values, const RowScale& scale,
-                                             TokenRows& x) {
+                                             float* x) {
 #pragma unroll
   for (int i = 0; i < kTokenRegisters / 2; ++i) {
     x[2 * i] = ptx::low_bf16(values[i]) * scale.unit[i & 1];
     x[2 * i + 1] = ptx::high_bf16(values[i]) * scale.unit[i & 1];
+  }
+}
+
+// x += v in the rows' units.
+__device__ __forceinline__ void add_values(const RawValues& values, const RowScale& scale,
+                                           float* x) {
+#pragma unroll
+  for (int i = 0; i < kTokenRegisters / 2; ++i) {
+    x[2 * i] = fmaf(ptx::low_bf16(values[i]), scale.unit[i & 1], x[2 * i]);
+    x[2 * i + 1] = fmaf(ptx::high_bf16(values[i]), scale.unit[i & 1], x[2 * i + 1]);
   }
 }
 
@@ -150,9 +161,15 @@ __device__ __forceinline__ float fitting_factor(float most) {
   return __uint_as_float(factor << 23);
 }
 
+// 1 / x for a power of two between 2^-126 and 2^126, exactly.
+__device__ __forceinline__ float inverse_power(float x) {
+  constexpr uint32_t kSumOfBits = 254U << 23;
+  return __uint_as_float(kSumOfBits - __float_as_uint(x));
+}
+
 // Fits all rows of the warp to their state, R and the largest of the values to come. `factor`: the
 // new units by the old ones.
-__device__ __forceinline__ void fit_rows(StateRows& state, const TokenRows& x,
+__device__ __forceinline__ void fit_rows(StateRows& state, const float* x,
                                          const float (&value_most)[2], RowScale& scale,
                                          float (&factor)[2]) {
 #pragma unroll
@@ -175,9 +192,9 @@ __device__ __forceinline__ void fit_rows(StateRows& state, const TokenRows& x,
     // Apart, because values times the old unit may be infinite.
     const float wanted = fminf(scale.unit[r] * fitting_factor(most), fitting_factor(values));
     const float unit = fminf(fmaxf(wanted, kSmallestUnit), kLargestUnit);
-    factor[r] = unit / scale.unit[r];
+    factor[r] = unit * scale.inverse[r];
     scale.unit[r] = unit;
-    scale.inverse[r] = 1.0F / unit;
+    scale.inverse[r] = inverse_power(unit);
 #pragma unroll
     for (int i = 2 * r; i < kStateRegisters; i += 4) {
       state[i] *= factor[r];
