@@ -13,7 +13,7 @@ import pytest
 import support
 import torch
 from flash_kda.cases import Inputs
-from flash_kda.cli import peers, timing
+from flash_kda.cli import machine, peers, timing
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def test_choice_of_the_implementation(tokens: int, heads: int) -> None:
     """An automatic choice made short calls ten times slower after an upgrade
     (flashinfer-ai/flashinfer#4607): it is within a tenth of the best forced one."""
     inputs = _draw(f"1x{tokens} {heads} bench fp32 fp32")
-    accepted = [v.name for v in flash_kda.explain(**inputs.kwargs()) if v.accepted]
+    accepted = machine.able(inputs.kwargs())
     calls = {name: _call(inputs, name) for name in accepted}
     times = _seconds({"automatic": _call(inputs), **calls})
     best = min(times[name] for name in accepted)

@@ -92,20 +92,20 @@ def _our_calls(
     arguments: dict[str, Any], implementations: list[str]
 ) -> tuple[dict[str, timing.Call], dict[str, str]]:
     """Calls by what was asked for, and by the same names the implementation that runs."""
-    accepted = [v.name for v in flash_kda.explain(**arguments) if v.accepted]
-    if not accepted:
+    able = machine.able(arguments)
+    if not able:
         reasons = "; ".join(map(str, flash_kda.explain(**arguments)))
         raise RuntimeError(f"no implementation runs on {arguments['q'].device}: {reasons}")
     wanted = []
     for name in implementations:
-        wanted += accepted if name == "all" else [name]
+        wanted += able if name == "all" else [name]
     calls: dict[str, timing.Call] = {}
     runs: dict[str, str] = {}
     for name in dict.fromkeys(wanted):
-        if name != "auto" and name not in accepted:
+        if name != "auto" and name not in able:
             continue
         calls[name] = _call(None if name == "auto" else name, arguments)
-        runs[name] = accepted[0] if name == "auto" else name
+        runs[name] = machine.chosen(arguments) if name == "auto" else name
     return calls, runs
 
 
@@ -142,11 +142,10 @@ def _host_microseconds(device: torch.device) -> dict[str, float]:
     size = flash_kda.get_workspace_size(1, 1, 1)
     arguments["workspace"] = torch.empty(size, dtype=torch.uint8, device=device)
     found = {}
-    for verdict in flash_kda.explain(**arguments):
-        if verdict.accepted:
-            with machine.forced(verdict.name):
-                call = lambda a=arguments: flash_kda.fwd(**a)  # noqa: E731
-                found[verdict.name] = 1e6 * timing.host_seconds(call)
+    for name in machine.able(arguments):
+        with machine.forced(name):
+            call = lambda a=arguments: flash_kda.fwd(**a)  # noqa: E731
+            found[name] = 1e6 * timing.host_seconds(call)
     return found
 
 

@@ -85,8 +85,10 @@ def _driver() -> Finding:
     major = version_tuple(torch.version.cuda or "13")[0]
     minimum = MIN_DRIVER_OF_CUDA.get(major, max(MIN_DRIVER_OF_CUDA.values()))
     found = driver_version()
-    good = found is not None and version_tuple(found)[0] >= minimum
-    return Finding("NVIDIA driver", found or "none", f">= {minimum} (CUDA {major})", good)
+    required = f">= {minimum} (CUDA {major})"
+    if found is None:  # a machine that has no GPU to drive
+        return Finding("NVIDIA driver", "none", required + ", for GPUs", True)
+    return Finding("NVIDIA driver", found, required, version_tuple(found)[0] >= minimum)
 
 
 def driver_version() -> str | None:
@@ -161,6 +163,16 @@ def forced(implementation: str | None) -> contextlib.AbstractContextManager[None
     if implementation is None:
         return contextlib.nullcontext()
     return environment(FORCE_ENV, implementation)
+
+
+def able(call: Mapping[str, object]) -> list[str]:
+    """The implementations that can run these arguments of fwd when forced, best first. One that is
+    merely expected to be slower than another refuses otherwise."""
+    names = []
+    for name in (verdict.name for verdict in flash_kda.explain(**call)):
+        with forced(name):
+            names += [v.name for v in flash_kda.explain(**call) if v.name == name and v.accepted]
+    return names
 
 
 def chosen(call: Mapping[str, object]) -> str | None:
