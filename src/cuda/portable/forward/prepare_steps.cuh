@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/tilt.cuh"
 #include "cuda/portable/forward/gate.cuh"
 #include "cuda/portable/forward/numbers.cuh"
 #include "cuda/portable/forward/params.h"
@@ -25,15 +26,8 @@ struct Chunk {
   int64_t batch, token;
   int head;
   int rows;    // tokens that exist
-  float tilt;  // see record.cuh
+  float tilt;  // chunk_tilt
 };
-
-// From [1, 2), different for each chunk of a sequence.
-__device__ __forceinline__ float chunk_tilt(uint32_t chunk) {
-  constexpr uint32_t kGoldenRatio = 0x9e3779b1U;
-  constexpr uint32_t kOne = 0x3f800000U;  // fp32
-  return __uint_as_float(kOne | (chunk * kGoldenRatio) >> 9);
-}
 
 struct Lane {
   int warp, lane, g, c;

@@ -57,13 +57,15 @@ __device__ __forceinline__ void finish_m(Preparation& chunk) {
   for (int b = 0; b < 3; ++b) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const float(&m)[4] = chunk.sum.M[b][n];
+      float(&m)[4] = chunk.sum.M[b][n];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) m[i] *= chunk.tilt;
       const int column = 8 * n + 2 * self.c;
       const bool whole = b == 1;
-      block[b][2 * n] = ptx::pack_bf16(whole || column <= self.g ? m[0] : 0.0F,
-                                       whole || column + 1 <= self.g ? m[1] : 0.0F);
-      block[b][2 * n + 1] = ptx::pack_bf16(whole || column <= self.g + 8 ? m[2] : 0.0F,
-                                           whole || column + 1 <= self.g + 8 ? m[3] : 0.0F);
+      block[b][2 * n] = ptx::pack_f16(whole || column <= self.g ? m[0] : 0.0F,
+                                      whole || column + 1 <= self.g ? m[1] : 0.0F);
+      block[b][2 * n + 1] = ptx::pack_f16(whole || column <= self.g + 8 ? m[2] : 0.0F,
+                                          whole || column + 1 <= self.g + 8 ? m[3] : 0.0F);
     }
   }
   const int first = (self.lane >> 3) & 1, second = self.lane >> 4;
@@ -155,8 +157,8 @@ __device__ __forceinline__ void pack_scaled(uint32_t (&to)[4], const BlockRow& f
                                             const float (&beta)[2]) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    to[2 * n] = ptx::pack_bf16(from[n][0] * beta[0], from[n][1] * beta[0]);
-    to[2 * n + 1] = ptx::pack_bf16(from[n][2] * beta[1], from[n][3] * beta[1]);
+    to[2 * n] = ptx::pack_f16(from[n][0] * beta[0], from[n][1] * beta[0]);
+    to[2 * n + 1] = ptx::pack_f16(from[n][2] * beta[1], from[n][3] * beta[1]);
   }
 }
 
@@ -190,6 +192,9 @@ __device__ __forceinline__ void finish_t(Preparation& chunk, float beta_of_lane)
   read_transposed(X0, blocks, g, c);
   read_transposed(X1, blocks + kInverseStride, g, c);
   merge_blocks(below, X0, L[1], blocks + kInverseStride, g, c);
+  const float untilt = ptx::rcp_approx(chunk.tilt);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) beta[i >> 1][i & 1] *= untilt;
   uint32_t T[3][4];
   const uint32_t zero[4] = {0, 0, 0, 0};
   pack_scaled(T[0], X0, beta[0]);

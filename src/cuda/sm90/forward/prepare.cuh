@@ -5,9 +5,13 @@
 // The chunk is two blocks b of 16 tokens. With G the cumulative sum of w inside a block, P = 2^G
 // and Q = 2^-G stay within 2^+-115.5 at any decay, and e_b = 2^(total of block b):
 //
-//   kd_0 = k P_0           kd_1 = k P_1 e_0        (qd alike)      d = e_0 e_1
+//   kd_0 = -k P_0          kd_1 = -k P_1 e_0       (qd = q P alike)      d = e_0 e_1
 //   kr_0 = k Q_0 e_0 e_1   kr_1 = k Q_1 e_1
 //   L_00 = k P_0 . k Q_0   L_10 = k P_1 . k Q_0 e_0   L_11 = k P_1 . k Q_1   (M alike, rows q P)
+//
+// The products for L and M take bf16, which has the range of P and Q. What the chain gets (kd, qd,
+// kr, T, M) is at most 2 and goes in as fp16; kr and M are multiplied by the chunk's tilt, T is
+// divided by it.
 //
 // Work goes by tiles of 16 tokens x 16 channels (a block of a slice), in the fragments of mma.cuh.
 // Three steps of three tiles run interleaved: gate of the tile after next, powers of the next,
@@ -33,12 +37,11 @@ struct PrepareLane {
   uint32_t b_order;      // in B order: both channel groups of rows 0-7, then of rows 8-15
   uint32_t triangle[4];  // lower triangle of ones, fp16, an A fragment
   uint32_t scratch;      // shared address of the pair's scratch
-  float scale;
-  int barrier;  // named barrier of the pair
+  int barrier;           // named barrier of the pair
 };
 
 __device__ __forceinline__ PrepareLane prepare_lane(int pair, int thread, uint32_t scratch,
-                                                    uint32_t zeros, float scale) {
+                                                    uint32_t zeros) {
   PrepareLane self;
   self.lane = thread & 31;
   self.warp = __shfl_sync(~0U, (thread >> 5) & 1, 0);
@@ -61,7 +64,6 @@ __device__ __forceinline__ PrepareLane prepare_lane(int pair, int thread, uint32
     self.triangle[i] = values[i] ^ ptx::load_shared_opaque(zeros + 4 * i);
   }
   self.scratch = scratch;
-  self.scale = scale;
   self.barrier = 1 + pair;
   return self;
 }
@@ -94,10 +96,11 @@ struct Products {
 struct Preparation {
   const PrepareLane& self;
   HeadGate gate_constants;
+  float tilt;      // tilt.cuh
   uint32_t stage;  // shared address
   Tile tile[2];
   Products sum;
-  float k_norm[2][2], q_norm[2][2];  // 1/|k|, scale/|q|: [block][row g, g + 8]
+  float k_norm[2][2], q_norm[2][2];  // 1/|k|, 1/|q|: [block][row g, g + 8]
 
   // The lane's place in a tile of this warp's channels. kTensor: kStageK, kStageQ or kStageG.
   template <int kTensor>
@@ -155,6 +158,18 @@ struct Preparation {
     }
   }
 
+  // d of the slice's channels; from here on e1 is tilted, for kr.
+  __device__ __forceinline__ void finish_totals(int slice) {
+    const uint32_t d = stage + kStageDecay + 4 * (self.warp * kHalf + 16 * slice + 2 * self.c);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      ptx::store_shared2_if(self.g == 0, d + 32 * h, sum.e0[h][0] * sum.e1[h][0],
+                            sum.e0[h][1] * sum.e1[h][1]);
+      sum.e1[h][0] *= tilt;
+      sum.e1[h][1] *= tilt;
+    }
+  }
+
   // k P, q P in A order and k Q in B order, of one tile, before and after rounding.
   struct Operands {
     float kP[8], qP[8], kQ[8];
@@ -195,9 +210,14 @@ struct Preparation {
     }
   }
 
-  // Factors by channel in A order: element pair j = 2 h + r has those of channel group h.
+  // Operands of the chain, fp16. With factors by channel in A order: element pair j = 2 h + r has
+  // those of channel group h.
   static __device__ __forceinline__ uint32_t scaled(const float* x, int j, const float (&e)[2][2]) {
-    return ptx::pack_bf16(x[2 * j] * e[j >> 1][0], x[2 * j + 1] * e[j >> 1][1]);
+    return ptx::pack_f16(x[2 * j] * e[j >> 1][0], x[2 * j + 1] * e[j >> 1][1]);
+  }
+  static __device__ __forceinline__ uint32_t minus_scaled(const float* x, int j,
+                                                          const float (&e)[2][2]) {
+    return ptx::pack_f16(-x[2 * j] * e[j >> 1][0], -x[2 * j + 1] * e[j >> 1][1]);
   }
 
   __device__ __forceinline__ void first_block(int slice) {
@@ -211,9 +231,16 @@ struct Preparation {
       sum.kQe_bf16[2 * (j & 1) + (j >> 1)] = ptx::pack_bf16(sum.kQe[2 * j], sum.kQe[2 * j + 1]);
     }
     accumulate(0, o, o.kQ_bf16);
-    ptx::store_matrix4(tile_at<kStageK>(0, self.a_order, slice), o.kP_bf16);
-    ptx::store_matrix4(tile_at<kStageQ>(0, self.a_order, slice), o.qP_bf16);
+    uint32_t kd[4], qd[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      kd[j] = ptx::pack_f16(-o.kP[2 * j], -o.kP[2 * j + 1]);
+      qd[j] = ptx::pack_f16(o.qP[2 * j], o.qP[2 * j + 1]);
+    }
+    ptx::store_matrix4(tile_at<kStageK>(0, self.a_order, slice), kd);
+    ptx::store_matrix4(tile_at<kStageQ>(0, self.a_order, slice), qd);
     totals<1>(sum.e1);
+    finish_totals(slice);
     uint32_t kr[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) kr[2 * (j & 1) + (j >> 1)] = scaled(sum.kQe, j, sum.e1);
@@ -228,19 +255,13 @@ struct Preparation {
     uint32_t kd[4], qd[4], kr[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      kd[j] = scaled(o.kP, j, sum.e0);
+      kd[j] = minus_scaled(o.kP, j, sum.e0);
       qd[j] = scaled(o.qP, j, sum.e0);
       kr[2 * (j & 1) + (j >> 1)] = scaled(o.kQ, j, sum.e1);
     }
     ptx::store_matrix4(tile_at<kStageK>(1, self.a_order, slice), kd);
     ptx::store_matrix4(tile_at<kStageQ>(1, self.a_order, slice), qd);
     ptx::store_matrix4(tile_at<kStageG>(1, self.b_order, slice), kr);
-    const uint32_t d = stage + kStageDecay + 4 * (self.warp * kHalf + 16 * slice + 2 * self.c);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      ptx::store_shared2_if(self.g == 0, d + 32 * h, sum.e0[h][0] * sum.e1[h][0],
-                            sum.e0[h][1] * sum.e1[h][1]);
-    }
   }
 
   // This warp's squares of k and q, summed over its channels: bf16 pairs over the slices, then a
@@ -282,7 +303,7 @@ struct Preparation {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       k_norm[i >> 1][i & 1] = ptx::rsqrt_approx(k[i] + kNormEpsilon);
-      q_norm[i >> 1][i & 1] = self.scale * ptx::rsqrt_approx(q[i] + kNormEpsilon);
+      q_norm[i >> 1][i & 1] = ptx::rsqrt_approx(q[i] + kNormEpsilon);
     }
   }
 

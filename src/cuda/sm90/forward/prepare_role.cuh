@@ -3,6 +3,7 @@
 
 #include <cfloat>
 
+#include "cuda/common/tilt.cuh"
 #include "cuda/sm90/forward/barriers.cuh"
 #include "cuda/sm90/forward/inverse.cuh"
 #include "cuda/sm90/forward/prepare.cuh"
@@ -73,8 +74,9 @@ __device__ __forceinline__ void blank_tail(const PrepareLane& self, uint32_t sta
 
 // One chunk: the stage's raw tiles become operands. The warps of the pair take turns with T.
 __device__ __forceinline__ void prepare_chunk(const PrepareLane& self, const HeadGate& gate,
-                                              uint32_t stage, float beta, bool makes_t) {
-  Preparation chunk{.self = self, .gate_constants = gate, .stage = stage};
+                                              uint32_t stage, float beta, float tilt,
+                                              bool makes_t) {
+  Preparation chunk{.self = self, .gate_constants = gate, .tilt = tilt, .stage = stage};
   chunk.run();
   if (makes_t) {
     hand_over(self.scratch + kScratchM, self.lane, chunk.sum.M);
@@ -93,9 +95,8 @@ __device__ __forceinline__ void prepare_chunk(const PrepareLane& self, const Hea
 __device__ __forceinline__ void prepare_role(const Params& params, const uint16_t* order,
                                              uint32_t shared, Barriers barriers, int thread) {
   const int pair = thread / 64;
-  const PrepareLane self =
-      prepare_lane(pair, thread, shared + kSharedScratch + pair * kScratchBytes,
-                   shared + kSharedZeros, params.scale);
+  const PrepareLane self = prepare_lane(
+      pair, thread, shared + kSharedScratch + pair * kScratchBytes, shared + kSharedZeros);
   StageCursor at;
   int turn = 0;  // of the pairs
   bool makes_t = ((self.warp ^ (pair >> 1)) & 1) != 0;
@@ -126,7 +127,7 @@ __device__ __forceinline__ void prepare_role(const Params& params, const uint16_
       if (item.length - row < kChunk) {
         blank_tail(self, stage, item.length - row);
       }
-      prepare_chunk(self, gate, stage, beta, makes_t);
+      prepare_chunk(self, gate, stage, beta, chunk_tilt(row / kChunk), makes_t);
       makes_t = !makes_t;
       ptx::mbarrier_arrive(barriers.full(at.slot));
     }

@@ -1,11 +1,14 @@
 // The serial chain over the chunks of a sequence: one warpgroup holds 64 V rows of the state S in
 // fp32 accumulators and feeds it, X and R to the tensor cores as register operands:
 //
-//   [-X | O^T] = [-V^T | 0] + S [kd; qd]^T     R = X T^T     S = S d + R kr     O^T += R M^T
+//   [X | O^T] = [V^T | 0] + S [kd; qd]^T     R = X T^T     S = S d + R kr     O^T += R M^T
+//
+// kd is stored negative. Operands are fp16: every row of S, X, R and V^T is held times a power of
+// two of its own (rows.cuh), by which the output and the final state are divided.
 //
 // Two warpgroups, one per V half, fill each other's waits; S decays while S [kd; qd]^T runs.
 // Nothing is in flight where the loop closes: the compiler would wait for everything there. 128
-// registers hold S, its bf16 copy, X and O; the copies of X and R take the place of the one of S.
+// registers hold S, its fp16 copy, X and O; the copies of X and R take the place of the one of S.
 // Which order of these steps fits the registers without spills, and without products that the
 // compiler runs one at a time (its notes C7510 to C7517), was tried out: look for both after every
 // change.
@@ -13,14 +16,16 @@
 
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/shared.cuh"
-#include "cuda/ptx/wgmma.cuh"
+#include "cuda/ptx/wgmma_f16.cuh"
 #include "cuda/sm90/forward/barriers.cuh"
 #include "cuda/sm90/forward/schedule.cuh"
 #include "cuda/sm90/forward/state.cuh"
+#include "cuda/sm90_split/forward/rows.cuh"
 
 namespace flash_kda::cuda::sm90 {
 
-inline constexpr int kTokenRegisters = kHalf * kChunk / kWarpgroup;  // of X and O
+using sm90_split::kTokenRegisters;  // of X and O
+using sm90_split::RawValues;
 
 // Operand tiles of a stage as the tensor cores see them; step: 16 elements of the contraction.
 __device__ __forceinline__ uint64_t row_operand(uint64_t stage, int step) {  // [kd; qd]
@@ -40,10 +45,11 @@ __device__ __forceinline__ uint64_t update_operand(uint64_t stage, int step) {  
 // and slots and parities of all rings from one count.
 struct Chain {
   float S[kStateRegisters];
-  float XO[2 * kTokenRegisters];  // -X, then R; O
-  uint32_t S_bf16[kStateRegisters / 2];
-  uint32_t shared;  // shared memory of the CTA
-  uint32_t count;   // chunks of this CTA before the one in hand
+  float XO[2 * kTokenRegisters];     // X, then R; O
+  sm90_split::StateOperand operand;  // S in fp16
+  sm90_split::RowScale scale;        // of S from the chunk in hand on
+  uint32_t shared;                   // shared memory of the CTA
+  uint32_t count;                    // chunks of this CTA before the one in hand
 
   static __device__ __forceinline__ uint32_t lane() { return ptx::thread_index() & 31; }
   static __device__ __forceinline__ uint32_t half() { return ptx::thread_index() / kWarpgroup; }
@@ -64,8 +70,8 @@ struct Chain {
     return (((thread >> 4) & 1) * 8 + row) * kRowBytes + ((piece ^ row) << 4);
   }
 
-  // -X = -V^T. Tokens from `rows` on lie past the end of the sequence: 0.
-  __device__ __forceinline__ void read_values(int32_t rows) {
+  // V^T. Tokens from `rows` on lie past the end of the sequence: 0.
+  __device__ __forceinline__ void read_values(int32_t rows, RawValues& values) const {
     const int slot = count % kValueTiles;
     ptx::mbarrier_wait(barriers().value_full(slot), count / kValueTiles & 1);
     const uint32_t tile =
@@ -75,17 +81,15 @@ struct Chain {
       uint32_t r[4];
       ptx::load_matrix4_transposed(r, tile + j * 16 * kRowBytes);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t negated = r[i] ^ 0x80008000U;
-        XO[8 * j + 2 * i] = ptx::low_bf16(negated);
-        XO[8 * j + 2 * i + 1] = ptx::high_bf16(negated);
-      }
+      for (int i = 0; i < 4; ++i) values[4 * j + i] = r[i];
     }
     if (rows < kChunk) {
       const int column = 2 * (lane() & 3);
 #pragma unroll
-      for (int i = 0; i < kTokenRegisters; ++i) {
-        if (8 * (i >> 2) + column + (i & 1) >= rows) XO[i] = 0.0F;
+      for (int i = 0; i < kTokenRegisters / 2; ++i) {
+        const int token = 8 * (i >> 1) + column;
+        if (token >= rows) values[i] = 0;
+        if (token + 1 >= rows) values[i] &= 0xffffU;
       }
     }
   }
@@ -96,14 +100,22 @@ struct Chain {
     warp_arrive(barriers().value_free(count % kValueTiles));
   }
 
-  __device__ __forceinline__ void round_state() {
-#pragma unroll
-    for (int i = 0; i < kStateRegisters / 2; ++i) {
-      S_bf16[i] = ptx::pack_bf16(S[2 * i], S[2 * i + 1]);
+  // S and V^T become operand and accumulator, in units that fit both.
+  __device__ __forceinline__ void take_rows(const RawValues& values) {
+    uint32_t bits[2];
+    sm90_split::pack_state(S, operand, bits);
+    float most[2];
+    sm90_split::value_maxima(values, most);
+    if (sm90_split::some_row_unfit(bits, most, scale)) {
+      constexpr float kNothingElse[kTokenRegisters] = {};
+      float factor[2];
+      sm90_split::fit_rows(S, kNothingElse, most, scale, factor);
+      sm90_split::pack_state(S, operand, bits);
     }
+    sm90_split::scale_values(values, scale, XO);
   }
 
-  // [-X | O] += S [kd; qd]^T, left in flight.
+  // [X | O] += S [kd; qd]^T, left in flight.
   __device__ __forceinline__ void start_rows() {
 #pragma unroll
     for (int i = 0; i < kTokenRegisters; ++i) XO[kTokenRegisters + i] = 0.0F;
@@ -112,7 +124,7 @@ struct Chain {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
-      ptx::wgmma_n64(XO, &S_bf16[4 * step], row_operand(operands, step));
+      ptx::wgmma_f16_n64(XO, &operand[4 * step], row_operand(operands, step), true);
     }
     ptx::wgmma_commit();
   }
@@ -136,38 +148,35 @@ struct Chain {
   // R = X T^T, S += R kr, O += R M^T; the last two are left in flight.
   __device__ __forceinline__ void update() {
     const uint64_t operands = matrices();
-    uint32_t bf16[kTokenRegisters / 2];
-#pragma unroll
-    for (int i = 0; i < kTokenRegisters / 2; ++i)
-      bf16[i] = ptx::pack_bf16(XO[2 * i], XO[2 * i + 1]);
+    sm90_split::TokenOperand tokens;
+    sm90_split::pack_tokens(XO, tokens);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-      ptx::wgmma_n32<-1>(XO, &bf16[4 * step], t_operand(operands, step), step > 0);
+      ptx::wgmma_f16_n32(XO, &tokens[4 * step], t_operand(operands, step), step > 0);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::hold(XO);
-#pragma unroll
-    for (int i = 0; i < kTokenRegisters / 2; ++i)
-      bf16[i] = ptx::pack_bf16(XO[2 * i], XO[2 * i + 1]);
+    sm90_split::pack_tokens(XO, tokens);
     ptx::hold(S);
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-      ptx::wgmma_n128_transposed(S, &bf16[4 * step], update_operand(operands, step));
+      ptx::wgmma_f16_n128_transposed(S, &tokens[4 * step], update_operand(operands, step));
     }
     ptx::wgmma_commit();
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-      ptx::wgmma_n32<1>(XO + kTokenRegisters, &bf16[4 * step], m_operand(operands, step), true);
+      ptx::wgmma_f16_n32(XO + kTokenRegisters, &tokens[4 * step], m_operand(operands, step), true);
     }
     ptx::wgmma_commit();
   }
 
   // out of the chunk in hand goes to its tile; its stage is done with.
-  __device__ __forceinline__ void write_output() {
+  __device__ __forceinline__ void write_output(float output_scale) {
     const float* O = XO + kTokenRegisters;
+    const float factor[2] = {output_scale * scale.inverse[0], output_scale * scale.inverse[1]};
     const int slot = count % kOutputTiles;
     const uint32_t full = barriers().out_full(half(), slot);
     ptx::mbarrier_wait(barriers().out_free(half(), slot), (count / kOutputTiles & 1) ^ 1);
@@ -177,7 +186,10 @@ struct Chain {
     for (int j = 0; j < kChunk / 16; ++j) {
       uint32_t r[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) r[i] = ptx::pack_bf16(O[8 * j + 2 * i], O[8 * j + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) {
+        r[i] =
+            ptx::pack_bf16(O[8 * j + 2 * i] * factor[i & 1], O[8 * j + 2 * i + 1] * factor[i & 1]);
+      }
       ptx::store_matrix4_transposed(tile + j * 16 * kRowBytes, r);
     }
     ptx::fence_async_shared();
@@ -185,10 +197,11 @@ struct Chain {
   }
 
   // All chunks of a sequence of `length` > 0 tokens, from S to S.
-  __device__ __forceinline__ void run(int32_t length) {
+  __device__ __forceinline__ void run(int32_t length, float output_scale) {
     do {
-      read_values(length);
-      round_state();
+      RawValues values;
+      read_values(length, values);
+      take_rows(values);
       ptx::mbarrier_wait(barriers().full(count % kStages), count / kStages & 1);
       start_rows();
       decay();
@@ -199,7 +212,7 @@ struct Chain {
       ptx::wgmma_wait<0>();
       ptx::hold(S);
       ptx::hold(XO);
-      write_output();
+      write_output(output_scale);
       ++count;
       length -= kChunk;
     } while (length > 0);
@@ -222,9 +235,11 @@ __device__ __forceinline__ void chain_role(const Params& params, const uint16_t*
       continue;
     }
     load_state(chain.S, params.initial_state, params.initial_bf16, state_offset(matrix));
-    if (item.length > 0) chain.run(item.length);
+    chain.scale = {};
+    if (item.length > 0) chain.run(item.length, params.scale);
     if (params.final_state != nullptr) {
-      store_state(chain.S, params.final_state, params.final_bf16, state_offset(matrix));
+      store_state(chain.S, chain.scale.inverse, params.final_state, params.final_bf16,
+                  state_offset(matrix));
     }
   }
 }

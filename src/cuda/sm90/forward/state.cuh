@@ -48,21 +48,23 @@ __device__ __forceinline__ void load_state(float (&S)[kStateRegisters], const vo
   }
 }
 
-__device__ __forceinline__ void store_state(const float (&S)[kStateRegisters], void* state,
-                                            bool bf16, int64_t offset) {
+// factor: of the lane's rows g and g + 8.
+__device__ __forceinline__ void store_state(const float (&S)[kStateRegisters],
+                                            const float (&factor)[2], void* state, bool bf16,
+                                            int64_t offset) {
   if (bf16) {
     uint16_t* to = static_cast<uint16_t*>(state) + offset;
 #pragma unroll
     for (int i = 0; i < kStateRegisters / 2; ++i) {
       *reinterpret_cast<uint32_t*>(to + 8 * (i >> 1) + 8 * kHeadDim * (i & 1)) =
-          ptx::pack_bf16(S[2 * i], S[2 * i + 1]);
+          ptx::pack_bf16(S[2 * i] * factor[i & 1], S[2 * i + 1] * factor[i & 1]);
     }
   } else {
     float* to = static_cast<float*>(state) + offset;
 #pragma unroll
     for (int i = 0; i < kStateRegisters / 2; ++i) {
       *reinterpret_cast<float2*>(to + 8 * (i >> 1) + 8 * kHeadDim * (i & 1)) =
-          make_float2(S[2 * i], S[2 * i + 1]);
+          make_float2(S[2 * i] * factor[i & 1], S[2 * i + 1] * factor[i & 1]);
     }
   }
 }
