@@ -69,19 +69,22 @@ def bars(
     title: str,
     xlabel: str,
 ) -> None:
-    """Horizontal bars, one group a label; None leaves a gap."""
+    """Horizontal bars on a logarithmic axis from 1, one group a label; None leaves a gap."""
     height = 0.8 / max(1, len(series))
     figure, (ax,) = _figure(1, 1, (9.0, 1.2 + 0.2 * len(labels) * (len(series) + 1)))
     for n, (name, values) in enumerate(series.items()):
         places = [i + n * height for i in range(len(labels))]
-        ax.barh(places, [v or 0.0 for v in values], height, label=name)
+        ax.barh(places, [v or 1.0 for v in values], height, label=name)
         for place, value in zip(places, values, strict=True):
             if value is not None:
                 ax.text(value, place, f" {value:.3g}", va="center", fontsize=7)
     middle = (len(series) - 1) * height / 2
     ax.set_yticks([i + middle for i in range(len(labels))], labels, fontsize=8)
     ax.invert_yaxis()
-    ax.set(title=title, xlabel=xlabel)
+    ax.margins(y=0.01)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.set(title=title, xlabel=xlabel, xlim=(1, None))
     ax.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
