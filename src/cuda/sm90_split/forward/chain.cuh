@@ -245,9 +245,13 @@ struct Chain {
     ptx::mbarrier_wait(full, parity);
     decay_state(stage, tokens.lane, state);
     start_reading(operand, matrix);
+    ptx::copy_async_wait<kValueStages - 3>();
+    __syncwarp();
+    tokens.read(chunk + 1, values);
+    float value_most[2];
+    value_maxima(values, value_most);
+    const bool unfit = some_row_unfit(bits, value_most, scale);
     if constexpr (kOutput) tokens.write(chunk - 1);
-    out_factor[0] = out_scale * scale.inverse[0];
-    out_factor[1] = out_scale * scale.inverse[1];
     ptx::wgmma_wait<0>();
     ptx::hold(xo);
 
@@ -261,17 +265,13 @@ struct Chain {
     ptx::wgmma_commit();
     tokens.fetch(chunk + kValueStages - 1);
     ptx::copy_async_commit();
-    ptx::copy_async_wait<kValueStages - 2>();
-    __syncwarp();
-    tokens.read(chunk + 1, values);
-    float value_most[2];
-    value_maxima(values, value_most);
-    const bool unfit = some_row_unfit(bits, value_most, scale);
     ptx::wgmma_wait<0>();
     ptx::hold(xo);
     pack_tokens(xo, r);
 #pragma unroll
     for (int i = 0; i < kTokenRegisters / 2; ++i) r_update[i] = r[i];
+    out_factor[0] = out_scale * scale.inverse[0];
+    out_factor[1] = out_scale * scale.inverse[1];
     if (unfit) refit(value_most);
   }
 

@@ -63,8 +63,8 @@ int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) 
   return workspace_bytes_with({}, tokens_total, heads, sequences);
 }
 
-Division divide(const ForwardProblem& p, const Layout& layout, const Options& options,
-                const DeviceProperties& device) {
+Division division_of(const ForwardProblem& p, const Layout& layout, const Options& options,
+                     const DeviceProperties& device) {
   const int64_t sequences = sequences_per_window(p, layout);
   Work work;
   work.chunks = layout.slots_per_window / sequences;
@@ -72,6 +72,7 @@ Division divide(const ForwardProblem& p, const Layout& layout, const Options& op
   work.heads = p.heads;
   work.most_maps = layout.most_maps;
   work.multiprocessors = device.multiprocessors;
+  work.even = !p.cu_seqlens;
   Division division = choose_division(work);
   if (options.segment_chunks != 0) division.segment_chunks = options.segment_chunks;
   if (options.groups != 0) division.groups = options.groups;
@@ -151,7 +152,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   if (p.cu_seqlens) {
     FLASH_KDA_RETURN_IF_ERROR(portable::launch_plan({p.cu_seqlens, plan}, stream));
   }
-  const Division division = divide(p, layout, options, *device);
+  const Division division = division_of(p, layout, options, *device);
   const int64_t sequences = sequences_per_window(p, layout);
   const int64_t cuts = layout.slots_per_window / division.segment_chunks;
   PrepareParams prepare = prepare_params(p, plan);
@@ -177,7 +178,9 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
     if (p.tokens > 0) FLASH_KDA_RETURN_IF_ERROR(launch_records(prepare, stream));
     if (cuts > 0) {
       FLASH_KDA_RETURN_IF_ERROR(launch_maps(split, stream));
-      FLASH_KDA_RETURN_IF_ERROR(launch_merge(split, static_cast<int32_t>(sequences), stream));
+      if (layout.slots_per_window > 2 * division.segment_chunks) {  // else two segments at most
+        FLASH_KDA_RETURN_IF_ERROR(launch_merge(split, static_cast<int32_t>(sequences), stream));
+      }
     }
     FLASH_KDA_RETURN_IF_ERROR(launch_recurrence(split, division.groups, stream));
   }

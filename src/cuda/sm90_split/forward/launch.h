@@ -12,13 +12,13 @@ namespace flash_kda::cuda::sm90_split {
 // Writes the records of a window.
 Status launch_records(const PrepareParams& params, cudaStream_t stream);
 
-// The maps of all segments but the last ones; then, from them, the states in between. `sequences`
-// bounds those that the window touches.
+// Where sequences are cut: the states after the first segments and the maps of the others but the
+// last; then, from them, the states in between. `sequences` bounds those that the window touches.
 Status launch_maps(const SplitParams& params, cudaStream_t stream);
 Status launch_merge(const SplitParams& params, int32_t sequences, cudaStream_t stream);
 
-// All segments with output, from the states before them. `groups`: warpgroups of a block, 1 or 2;
-// each has half of the V rows.
+// All segments with output, from the states before them. `groups`: warpgroups of a
+// block, 1 or 2; each has half of the V rows.
 Status launch_recurrence(const SplitParams& params, int groups, cudaStream_t stream);
 
 // A kernel, by which to ask whether a device can run this build; null where the build lacks 90a.

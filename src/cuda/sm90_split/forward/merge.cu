@@ -1,6 +1,6 @@
-// Merge: the states between segments, S_p+1 = S_p Phi_p + S0_p, from the first segment of a
-// sequence's part on. Phi and S0 are fp32, and so is the product but for the last bits: operands
-// are split into two tf32 parts.
+// Merge: the states between segments, S_p+1 = S_p Phi_p + S0_p, from the state after the first
+// segment of a sequence's part on. Phi and S0 are fp32, and so is the product but for the last
+// bits: operands are split into two tf32 parts.
 //
 // A block: 16 V rows of one sequence and head; a warp: 16 of their columns. Each step replaces S0
 // by the state after the segment.
@@ -11,7 +11,6 @@
 #include "cuda/common/check.h"
 #include "cuda/common/per_device.h"
 #include "cuda/portable/forward/inverse.cuh"
-#include "cuda/portable/forward/numbers.cuh"
 #include "cuda/ptx/bulk_linear.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/shared.cuh"
@@ -27,7 +26,7 @@ constexpr int kParts = kHeadDim / kRows;
 constexpr int kWarpColumns = 16;
 constexpr int kThreads = kHeadDim / kWarpColumns * kWarp;
 constexpr int kPhiStages = 3;
-constexpr int kPaddedBytes = (kHeadDim + 4) * 4;  // a row of S
+constexpr int kPaddedBytes = (kHeadDim + 8) * 4;  // a row of S
 constexpr int kPhiRowBytes = kHeadDim * 4;
 constexpr int kPhiBytes = kHeadDim * kPhiRowBytes;
 constexpr int kStateAt = kPhiStages * kPhiBytes;
@@ -103,17 +102,10 @@ __device__ __forceinline__ void multiply_phi(uint32_t state, const uint32_t (&ph
   }
 }
 
-// The block's rows of the state before the first segment.
-__device__ __forceinline__ void load_first_state(const SplitParams& p, const Part& part, int head,
-                                                 int first_row, uint32_t state) {
-  const int64_t sequence_head = static_cast<int64_t>(part.sequence) * p.heads + head;
-  const bool carried = part.begin > 0;
-  const Dense from =
-      carried ? Dense{const_cast<float*>(p.carry_in), DType::kFloat32} : p.initial_state;
-  const int64_t index = (carried ? head : sequence_head) * kMatrixElements + first_row * kHeadDim;
+// The block's rows of a state in global memory.
+__device__ __forceinline__ void load_state(const float* from, uint32_t state) {
   for (int i = 2 * threadIdx.x; i < kRows * kHeadDim; i += 2 * kThreads) {
-    const float2 x =
-        from.data == nullptr ? make_float2(0.0F, 0.0F) : portable::load_pair(from, index + i);
+    const float2 x = *reinterpret_cast<const float2*>(from + i);
     ptx::store_shared2(state + i / kHeadDim * kPaddedBytes + i % kHeadDim * 4, x.x, x.y);
   }
 }
@@ -138,12 +130,13 @@ __global__ void __launch_bounds__(kThreads, 1) merge_kernel(const __grid_constan
   const int32_t sequence = first_sequence + index / kParts / p.heads;
   if (sequence >= p.plan.sequences) return;
   const Part part = part_of(p, first_sequence, sequence);
-  const int32_t steps = part.segments(p.segments.chunks) - 1;
+  const int32_t steps = part.segments(p.segments.chunks) - 2;
   if (steps < 1) return;
 
   const int64_t stride = int64_t{2} * p.heads * kMatrixElements;  // from segment to segment
   float* map = p.maps + part.first_number * stride + int64_t{2} * head * kMatrixElements;
-  load_first_state(p, part, head, first_row, shared + kStateAt);
+  load_state(map + first_row * kHeadDim, shared + kStateAt);
+  map += stride;
   __syncthreads();
   if (threadIdx.x == 0) {
     for (int i = 0; i < min(kPhiStages, steps); ++i) {

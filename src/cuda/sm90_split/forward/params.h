@@ -31,10 +31,10 @@ struct SplitParams {
   Window window;
   Segmentation segments;
   const unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
-  // [segments.most, heads, 2] matrices, row-major: with S the state before a segment, the state
-  // after it is S Phi + S0. First S0, which the merge replaces by the state after the segment;
-  // then Phi, whose columns are permuted (phi_swizzle). Not there for the last segment of a
-  // sequence's part.
+  // [segments.most, heads, 2] matrices, row-major. With S the state before a segment, the state
+  // after it is S Phi + S0: first S0, which the merge replaces by the state after the segment, then
+  // Phi, whose columns are permuted (phi_swizzle). Of a first segment: the state after it, the
+  // state before it. Not there for the last segment of a sequence's part.
   float* maps = nullptr;
   // State of the sequence that the end of a window cuts, [H, V, K]; not the same memory.
   const float* carry_in = nullptr;

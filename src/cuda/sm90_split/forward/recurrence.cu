@@ -1,8 +1,9 @@
 // Recurrence: chains over the chunks of segments (chain.cuh), in two kernels.
 //
-//   recurrence_kernel  V rows of the state through a segment, with output
-//   maps_kernel        the map of a segment: V rows from a state of zeros, and the rows of the
-//                      identity without values, both without output
+//   maps_kernel        where a sequence is cut: of the first segment, the state after it; of the
+//                      others but the last the map, which is V rows from a state of zeros, and the
+//                      rows of the identity without values. No output
+//   recurrence_kernel  all segments with output, from the states that the merge has made
 //
 // A block: kGroups chain warpgroups of 64 rows each, and one whose first thread brings records by
 // bulk copies (a warpgroup, because register files belong to a quarter of a multiprocessor).
@@ -124,18 +125,30 @@ __device__ __forceinline__ float* map_of(const SplitParams& p, int64_t number, i
   return p.maps + ((number * p.heads + head) * 2 + which) * kMatrixElements;
 }
 
-// S before a segment.
-__device__ __forceinline__ void begin_state(const SplitParams& p, const Segment& segment, int head,
-                                            int64_t sequence_head, int index, StateRows& state) {
-  if (!segment.first()) {
-    load_rows({map_of(p, segment.number - 1, head, 0), DType::kFloat32}, index, state);
-  } else if (segment.begin > 0) {
+// S before a sequence's part in the window.
+__device__ __forceinline__ void initial_state(const SplitParams& p, const Segment& segment,
+                                              int head, int64_t sequence_head, int index,
+                                              StateRows& state) {
+  if (segment.begin > 0) {
     load_rows({const_cast<float*>(p.carry_in), DType::kFloat32},
               static_cast<int64_t>(head) * kMatrixElements + index, state);
   } else if (p.initial_state.data != nullptr) {
     load_rows(p.initial_state, sequence_head * kMatrixElements + index, state);
   } else {
     constant_rows(state, 0.0F);
+  }
+}
+
+// S before a segment. The final state may take the place of the initial one while other segments of
+// the sequence run, so the first of several has a copy of it.
+__device__ __forceinline__ void begin_state(const SplitParams& p, const Segment& segment, int head,
+                                            int64_t sequence_head, int index, StateRows& state) {
+  if (segment.first() && segment.last()) {
+    initial_state(p, segment, head, sequence_head, index, state);
+  } else {
+    const bool first = segment.first();
+    load_rows({map_of(p, segment.number - (first ? 0 : 1), head, first ? 1 : 0), DType::kFloat32},
+              index, state);
   }
 }
 
@@ -201,6 +214,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
   const int head = index / kParts % p.heads;
   const Segment segment = find_segment(p, index / kParts / p.heads);
   if (segment.end == segment.begin || segment.last()) return;
+  if (segment.first() && index % kParts * kGroups * kGroupRows >= kHeadDim) return;
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
@@ -212,17 +226,22 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
   const int which = all_rows / kHeadDim;  // 0: V rows; 1: the identity's
   const int row = all_rows % kHeadDim;
   WarpTokens tokens = make_tokens<kGroups>(p, segment, head, row, shared);
+  const int at = matrix_index(row, tokens.lane);
   Chain<false> chain;
-  if (which == 0) {
-    constant_rows(chain.state, 0.0F);
-  } else {
+  if (which == 1) {
     tokens.length = 0;
     identity_rows(row, tokens.lane, chain.state);
+  } else if (segment.first()) {
+    constexpr float kAsItIs[2] = {1.0F, 1.0F};
+    const int64_t sequence_head = static_cast<int64_t>(segment.part.sequence) * p.heads + head;
+    initial_state(p, segment, head, sequence_head, at, chain.state);
+    store_rows({map_of(p, segment.number, head, 1), DType::kFloat32}, at, chain.state, kAsItIs);
+  } else {
+    constant_rows(chain.state, 0.0F);
   }
   run_chain(chain, tokens, segment.end, ring, 0.0F);
-  store_rows({map_of(p, segment.number, head, which), DType::kFloat32},
-             matrix_index(row, tokens.lane), chain.state, chain.scale.inverse,
-             which == 0 ? 0 : phi_swizzle(tokens.lane >> 2));
+  store_rows({map_of(p, segment.number, head, which), DType::kFloat32}, at, chain.state,
+             chain.scale.inverse, which == 0 ? 0 : phi_swizzle(tokens.lane >> 2));
 }
 
 template <int kGroups>
