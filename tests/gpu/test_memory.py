@@ -203,16 +203,25 @@ def upstream_workspace(tokens_total: int, heads: int, sequences: int) -> int:
 
 @pytest.mark.parametrize(
     ("tokens", "heads", "sequences"),
-    [
-        *((8192, 96, 1), (8192, 64, 8), (8192, 12, 1), (65536, 8, 1), (1 << 20, 12, 1)),
-        *((1 << 20, 64, 1), (32768, 96, 256), (174800, 96, 2), (2048, 1, 1)),
-    ],
+    [(1 << 20, 12, 1), (1 << 20, 64, 1), (32768, 96, 256), (174800, 96, 2)],
 )
-def test_workspace_is_below_upstreams(tokens: int, heads: int, sequences: int) -> None:
+def test_workspace_of_large_calls_is_below_upstreams(
+    tokens: int, heads: int, sequences: int
+) -> None:
     """54 GiB for a million tokens of 64 heads (found by reading MoonshotAI/FlashKDA; class of
     vllm-project/vllm#51039)."""
     ours = flash_kda.get_workspace_size(tokens, heads, sequences)
-    assert ours <= upstream_workspace(tokens, heads, sequences)
+    assert ours <= upstream_workspace(tokens, heads, sequences) / 2
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "sequences"),
+    [(8192, 96, 1), (8192, 64, 8), (8192, 12, 1), (65536, 8, 1), (65536, 1, 1), (2048, 1, 1)],
+)
+def test_workspace_of_small_calls(tokens: int, heads: int, sequences: int) -> None:
+    """The bound that docs/architecture.md gives: the maps of segments cost more than upstream."""
+    ours = flash_kda.get_workspace_size(tokens, heads, sequences)
+    assert ours <= 1.75 * upstream_workspace(tokens, heads, sequences)
 
 
 def test_peak_memory_of_a_million_tokens(target: Target) -> None:
