@@ -313,8 +313,8 @@ TEST(SplitWorkspace, GrowsWithEveryArgument) {
 }
 
 TEST(SplitWorkspace, IsBounded) {
-  EXPECT_LE(kForward.workspace_bytes(1 << 20, 64, 16), kRecordBudget + (96 << 20));
-  EXPECT_LE(kForward.workspace_bytes(8192, 12, 1), 160 << 20);
+  EXPECT_LE(kForward.workspace_bytes(1 << 20, 64, 16), kRecordBudget + (64 << 20));
+  EXPECT_LE(kForward.workspace_bytes(8192, 12, 1), 112 << 20);
 }
 
 // Segments where few pairs leave the device idle, none where many fill it.

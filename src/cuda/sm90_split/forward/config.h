@@ -44,7 +44,7 @@ inline constexpr int kValueTileBytes = kChunk * 16 * 2;  // [32 tokens][16 V row
 inline constexpr int64_t kRecordBudget = int64_t{1} << 30;
 
 // Maps of segments (S -> S Phi + S0) that the workspace holds: two matrices each.
-inline constexpr int64_t kMostMaps = 320;
+inline constexpr int64_t kMostMaps = 160;
 inline constexpr int kMatrixElements = kHeadDim * kHeadDim;
 
 // A segment is at least this long, in chunks.

@@ -104,15 +104,6 @@ __device__ __forceinline__ void scale_values(const RawValues& values, const RowS
   }
 }
 
-// x += v in the rows' units.
-__device__ __forceinline__ void add_values(const RawValues& values, const RowScale& scale,
-                                           float* x) {
-#pragma unroll
-  for (int i = 0; i < kTokenRegisters / 2; ++i) {
-    x[2 * i] = fmaf(ptx::low_bf16(values[i]), scale.unit[i & 1], x[2 * i]);
-    x[2 * i + 1] = fmaf(ptx::high_bf16(values[i]), scale.unit[i & 1], x[2 * i + 1]);
-  }
-}
 
 // The largest |v| of rows g and g + 8 among this lane's tokens.
 __device__ __forceinline__ void value_maxima(const RawValues& values, float (&most)[2]) {
