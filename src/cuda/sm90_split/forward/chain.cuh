@@ -4,9 +4,9 @@
 //
 //   X = V^T - S kd^T      R = X T^T      O^T = S qd^T + R M^T      S <- S d + R kr
 //
-// While the tensor cores work, the warps let S decay, store the last chunk's O and fetch the next
-// values. Nothing is in flight where the loop closes, and S and O are made and used within one turn
-// of it: otherwise the compiler adds waits.
+// While the tensor cores work, the warps look at the next values, store the last chunk's O and
+// fetch v. Nothing is in flight where the loop closes, S decays before X starts, and S and O are
+// made and used within one turn of the loop: otherwise the compiler adds waits.
 #pragma once
 
 #include <cstdint>
@@ -106,7 +106,7 @@ struct WarpTokens {
   uint16_t* out = nullptr;
   int64_t v_stride = 0, out_stride = 0;  // from token to token
   int64_t length = 0;                    // of the sequence; v counts as zeros from there on
-  int32_t begin = 0;                     // first chunk with output
+  int32_t begin = 0;                     // first chunk, before which nothing is written
   uint32_t tiles = 0;                    // kValueStages tiles of v, then one of out
   int lane = 0;
 
@@ -187,7 +187,7 @@ __device__ __forceinline__ void warp_arrive(uint32_t barrier) {
 // of O), then the state is updated and O completed.
 template <bool kOutput>
 struct Chain {
-  StateRows state;           // S before the chunk; from read() on times d
+  StateRows state;           // S before the chunk; read() multiplies it by d
   RowScale scale;            // of S from the next update on
   TokenOperand r, r_update;  // R in the units of O and of S, which differ where rows were fitted
   float xo[(kOutput ? 2 : 1) * kTokenRegisters];  // X, then R; O
@@ -216,7 +216,7 @@ struct Chain {
     fit_rows(state, xo, value_most, scale, factor);
   }
 
-  // X = V^T - S kd^T and O^T = S qd^T start.
+  // X = V^T - S kd^T and O^T = S qd^T start, with V^T and zeros in place.
   __device__ __forceinline__ void start_reading(const StateOperand& operand, uint64_t matrix) {
     ptx::hold(xo);
     ptx::wgmma_fence();
