@@ -9,6 +9,7 @@ import pytest
 import support
 import torch
 from flash_kda.cases import HEAD_DIM, Inputs
+from flash_kda.cli import errors
 from support import Target
 
 
@@ -51,6 +52,16 @@ def test_zero_vectors(fast_target: Target, name: str) -> None:
     if name == "q":
         assert (result.out[:, ::3] == 0).all()
     getattr(inputs, name).zero_()
+    fast_target.run_and_check(inputs)
+
+
+@pytest.mark.parametrize("first", [0.0, 1e-20])
+def test_large_values_after_small_ones(fast_target: Target, first: float) -> None:
+    """Scales that keep half precision in range must follow a row from nothing to large numbers
+    (the class of infinities in MoonshotAI/FlashKDA#7: a factor that leaves its type's range)."""
+    inputs = fast_target.make("1x256 1 randn none fp32")
+    inputs.v[:, :128] *= first
+    inputs.v[:, 128:] *= 1e20
     fast_target.run_and_check(inputs)
 
 
@@ -174,5 +185,5 @@ def test_state_is_value_by_key(target: Target, dtype: str) -> None:
     norm = math.sqrt(1 + 1e-6)
     read = inputs.scale * decay[:, None, channel] * initial[0, :, :, channel] / norm
     support.check_close("out", result.out[0, 0], read, target.limits()[0])
-    limit = support.BF16_ROUNDING if dtype == "bf16" else target.limits()[1]
+    limit = errors.BF16_STATE_LIMIT if dtype == "bf16" else target.limits()[1]
     support.check_close("final_state", result.final[0], initial[0] * decay[:, None, :], limit)

@@ -1,6 +1,7 @@
 // cuda.portable against the equations in double precision, and what it promises beyond numbers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -107,6 +108,15 @@ TEST_F(PortableForward, ValuesThatChangeMagnitude) {
   ForwardInputs x(1, 512, 1);
   move_magnitudes(&x);
   expect_accurate(x.args(), "v of moving magnitude");
+}
+
+TEST_F(PortableForward, LargeValuesAfterZeros) {
+  ForwardInputs x(1, 256, 1);
+  std::fill(x.initial_state.begin(), x.initial_state.end(), 0.0F);
+  for (size_t i = 0; i < x.v.size(); ++i) {
+    x.v[i] = i < x.v.size() / 2 ? uint16_t{0} : float_to_bf16(bf16_to_float(x.v[i]) * 1e20F);
+  }
+  expect_accurate(x.args(), "zeros, then large v");
 }
 
 TEST_F(PortableForward, TailsAndBatches) {

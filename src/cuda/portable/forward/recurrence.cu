@@ -229,7 +229,7 @@ __device__ __forceinline__ void end_rows(const RecurrenceParams& p, const Part& 
 __device__ __forceinline__ void read_fitted(WarpRows& rows, uint32_t record, uint32_t tile,
                                             int lane, RowTokens& x) {
 #pragma unroll 1
-  for (bool last = false;; last = true) {
+  for (int fits = 0;; ++fits) {
     RowExtent extent;
     load_values(tile, lane, rows.scale, x);
     row_maxima(x, extent.value_most);
@@ -238,7 +238,7 @@ __device__ __forceinline__ void read_fitted(WarpRows& rows, uint32_t record, uin
     if (!rows.fresh) {
       uint32_t ignored[2];
       read_state(rows.state, record + kRecordKd, lane, x, ignored);
-      if (last || !some_row_unfit(extent, rows.scale)) return;
+      if (fits == kMostFits || !some_row_unfit(extent, rows.scale)) return;
     }
     fit_rows(rows.state, extent, rows.scale, rows.fresh);
     rows.fresh = false;

@@ -75,12 +75,18 @@ __device__ __forceinline__ bool some_row_unfit(const RowExtent& extent, const Ro
   return __any_sync(kAll, hot) || some_whole_row(__ballot_sync(kAll, faint));
 }
 
+// A second fit is for values that were infinite in the units of a row of zeros or of tiny numbers.
+inline constexpr int kMostFits = 2;
+
 // The factor that brings a row of largest magnitude `most` into [1/2, 1).
 __device__ __forceinline__ float fitting_factor(float most) {
   constexpr uint32_t kOneExponent = 127;
+  constexpr uint32_t kInfinity = 0x7f800000;
   const uint32_t exponent = __float_as_uint(most) >> 23;
   if (exponent == 0) return kLargestUnit;  // a row of zeros
-  if (exponent == 0xff) return 1.0F;       // infinite or no number: nothing to save
+  if (__float_as_uint(most) == kInfinity)
+    return 1.0F / kLargestUnit;       // perhaps in these units only
+  if (exponent == 0xff) return 1.0F;  // no number: nothing to save
   const uint32_t factor = 2 * kOneExponent - 1 - min(exponent, 2 * kOneExponent - 2);
   return __uint_as_float(factor << 23);
 }
