@@ -6,7 +6,6 @@ Inputs come from flash_kda.cases. A call is written as in a case file, without t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,33 +17,12 @@ import pytest
 import torch
 from flash_kda import cases
 from flash_kda.cases import HEAD_DIM, Case, Inputs
-from flash_kda.cli import machine
+from flash_kda.cli import errors, machine
 
-FORCE_ENV = "FLASH_KDA_FORCE_IMPL"
-ORACLE = "reference"
+ORACLE = machine.REFERENCE
 
 # These run whatever is legal. The others may refuse a call with a reason, which skips a test.
 UNIVERSAL = ("cpu", "reference", "cuda.portable")
-
-# Relative Frobenius errors (of the output, of the final state) that each input kind may show.
-# On the CPU the output's own rounding to bf16 is 1.7e-3 of the first.
-CPU_LIMITS = (3e-3, 1e-5)
-CUDA_LIMITS = {
-    "randn": (0.0057, 0.0046),
-    "bench": (0.0057, 0.0046),
-    "fla-test": (0.0060, 0.0060),
-    "slow": (0.0067, 0.0057),
-    "slower": (0.0067, 0.0057),
-    "fla-init": (0.0067, 0.0057),
-    "half-fast": (0.0072, 0.0066),
-    "fastest": (0.0072, 0.0066),
-    "tiny-v": (0.01, 0.01),
-    "huge-v": (0.01, 0.01),
-    "one-key": (0.03, 0.05),
-    "near-6": (0.03, 0.05),
-    "near-9": (0.03, 0.05),
-}
-BF16_ROUNDING = 3e-3  # what a state in bf16 shows at least
 
 SENTINEL = 0x7FC1  # a NaN of its own, for memory that must stay as it is
 
@@ -52,19 +30,13 @@ SENTINEL = 0x7FC1  # a NaN of its own, for memory that must stay as it is
 @contextmanager
 def forced(implementation: str) -> Iterator[None]:
     """Makes every other implementation refuse. Where this one does too, the test is skipped."""
-    before = os.environ.get(FORCE_ENV)
-    os.environ[FORCE_ENV] = implementation
-    try:
-        yield
-    except Exception as refusal:
-        if implementation in UNIVERSAL or "no implementation accepts" not in str(refusal):
-            raise
-        pytest.skip(f"refused: {refusal}")
-    finally:
-        if before is None:
-            del os.environ[FORCE_ENV]
-        else:
-            os.environ[FORCE_ENV] = before
+    with machine.forced(implementation):
+        try:
+            yield
+        except Exception as refusal:
+            if implementation in UNIVERSAL or "no implementation accepts" not in str(refusal):
+                raise
+            pytest.skip(f"refused: {refusal}")
 
 
 @dataclass(frozen=True)
@@ -96,7 +68,8 @@ class Target:
         return Result(returned, changes.get("final_state", fresh.final_state))
 
     def limits(self, kind: str = "randn") -> tuple[float, float]:
-        return CPU_LIMITS if self.device == "cpu" else CUDA_LIMITS[kind]
+        """Relative errors that the output and an fp32 state may have."""
+        return errors.limits(self.device, kind)
 
     def check(
         self, inputs: Inputs, result: Result, expected: Result | None = None, kind: str = "randn"
@@ -108,7 +81,7 @@ class Target:
         check_close("out", result.out[:, :rows], expected.out[:, :rows], out_limit)
         if result.final is not None:
             if result.final.dtype == torch.bfloat16:
-                state_limit = max(state_limit, BF16_ROUNDING)
+                state_limit = max(state_limit, errors.BF16_STATE_LIMIT)
             check_close("final_state", result.final, expected.final, state_limit)
 
     def run_and_check(self, inputs: Inputs, kind: str = "randn") -> Result:

@@ -275,7 +275,7 @@ def test_explain_says_what_runs(target: Target, monkeypatch: pytest.MonkeyPatch)
     inputs = target.make("1x256 2 randn fp32 fp32").fresh()
     names = [v.name for v in flash_kda.explain(**inputs.kwargs())]
     assert target.implementation in names
-    monkeypatch.setenv(support.FORCE_ENV, target.implementation)
+    monkeypatch.setenv(machine.FORCE_ENV, target.implementation)
     for verdict in flash_kda.explain(**inputs.kwargs()):
         if verdict.accepted:
             assert (verdict.name, verdict.reason) == (target.implementation, "")
@@ -299,7 +299,7 @@ def test_explain_of_an_illegal_call(target: Target) -> None:
 
 def test_unknown_forced_implementation(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt name must not mean the default."""
-    monkeypatch.setenv(support.FORCE_ENV, "cuda.sm91")
+    monkeypatch.setenv(machine.FORCE_ENV, "cuda.sm91")
     inputs = target.make("1x20 2 randn none none")
     with pytest.raises(ValueError, match=r"FLASH_KDA_FORCE_IMPL: expected one of .*cpu.*cuda.sm91"):
         flash_kda.fwd(**inputs.kwargs())

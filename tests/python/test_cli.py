@@ -190,6 +190,40 @@ def test_check_says_what_is_missing(
     assert "pip install 'flash_kda[plot]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_a_cut_run_leaves_its_rows(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make_inputs = cases.make_inputs
+
+    def cut(one: cases.Case) -> cases.Inputs:
+        if one.name == "second":
+            raise KeyboardInterrupt
+        return make_inputs(one)
+
+    monkeypatch.setattr(cases, "make_inputs", cut)
+    listed = tmp_path / "two.txt"
+    listed.write_text("first 1x20 1 bench fp32 fp32\nsecond 1x20 1 bench fp32 fp32\n")
+    options = {"check": ["--no-peers"], "bench": ["--device", "cpu", "--seconds", "0.01"]}
+    arguments = [command, "--cases", str(listed), "--out", str(tmp_path), *options[command]]
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments + (["--peers"] if command == "bench" else []))
+    (path,) = tmp_path.glob("*.json")
+    assert {row["case"] for row in json.loads(path.read_text())["rows"]} == {"first"}
+    assert path.with_suffix(".md").read_text().count("cpu") > 1
+    assert "first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", cases.INPUT_KINDS)
+def test_every_kind_of_input_has_limits(kind: str) -> None:
+    """Tighter on a CPU, whose products are in fp32."""
+    on_cpu, on_gpu = (errors.limits(device, kind) for device in ("cpu", "cuda"))
+    assert all(0 < a < b for a, b in zip(on_cpu, on_gpu, strict=True))
+
+
 def test_ratio_to_fla() -> None:
     """A report with FLA's rows has the ratios of relative errors."""
     ours, theirs = (errors.Error(1.0, 1.0, 1.0, r, True) for r in (0.002, 0.004))
@@ -198,7 +232,7 @@ def test_ratio_to_fla() -> None:
         check.Row(**place, implementation="cuda.sm90", out=ours, state=ours),
         check.Row(**place, implementation=peers.FLA_TRITON, out=theirs, state=theirs),
     ]
-    report = check._report(rows)
+    report = check._body(rows)
     assert "o/FLA" in report and "0.50" in report
     assert "1 comparisons" in report
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from flash_kda import cases
-from flash_kda.cli import bench_cpu, bench_cuda, machine, peers, plots, tables
+from flash_kda.cli import bench_cpu, bench_cuda, machine, peers, plots
+from flash_kda.cli.reports import Report
 
 DESCRIPTION = (
     "Times the implementations of this machine over a case list. On a GPU: by CUDA events, with "
@@ -61,24 +63,24 @@ def run(args: argparse.Namespace) -> int:
     if args.peers and (reason := peers.missing_fla()):
         print(f"bench --peers fla: {reason}", file=sys.stderr)
         return 2
+    report = Report(
+        what="Times",
+        device=machine.device_name(device),
+        about=machine.description(device),
+        folder=args.out,
+        stem=machine.file_stem(device),
+    )
+
+    def keep(record: dict[str, Any]) -> None:
+        report.write(kind.report(record), record)
+
     if on_gpu:
-        record = bench_cuda.run(chosen, device, args.impl, wanted_peers, args.seconds)
+        record = bench_cuda.run(chosen, device, args.impl, wanted_peers, args.seconds, keep)
     else:
-        record = bench_cpu.run(chosen, wanted_peers, args.seconds)
-    record = {"about": machine.description(device), **record}
-    name = machine.device_name(device)
-    text = f"# Times, {name}\n\n{tables.facts(record['about'])}\n\n{kind.report(record)}\n"
-    print(text)
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        stem = machine.file_stem(device)
-        path = args.out / stem
-        if reason := plots.missing():
-            print(reason)
-        else:
-            kind.plot(record, path.with_suffix(".png"), name)
-            text += f"\n![Times]({stem}.png)\n"
-        path.with_suffix(".md").write_text(text, encoding="utf-8")
-        path.with_suffix(".json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-        print(f"written to {args.out.resolve()}: {stem}.md, .json, .png")
+        record = bench_cpu.run(chosen, wanted_peers, args.seconds, keep)
+    print(report.text(kind.report(record)))
+    if args.out is not None and (reason := plots.missing()):
+        print(reason)
+    draw = None if plots.missing() else partial(kind.plot, record, title=report.device)
+    report.finish(kind.report(record), record, "Times", draw)
     return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,23 @@ def chunked_operations(case: cases.Case) -> float:
     return 2.0 * chunks * (scores + with_state + with_chunk)
 
 
-def run(chosen: list[cases.Case], wanted_peers: list[str], budget: float) -> dict[str, Any]:
-    """Every row: a case, and of each implementation and peer the milliseconds."""
-    rows = [_row(case, wanted_peers, budget) for case in chosen]
-    return {"rows": rows, "host_us": host_microseconds()}
+def run(
+    chosen: list[cases.Case],
+    wanted_peers: list[str],
+    budget: float,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> dict[str, Any]:
+    """Every row: a case, and of each implementation and peer the milliseconds. ``keep`` gets the
+    record after each."""
+    record: dict[str, Any] = {"rows": [], "host_us": {}}
+    for case in chosen:
+        row = _row(case, wanted_peers, budget)
+        times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in row["ms"].items())
+        print(f"{case.name}: {times}", file=sys.stderr, flush=True)
+        record["rows"].append(row)
+        keep(record)
+    record["host_us"] = host_microseconds()
+    return record
 
 
 def _row(case: cases.Case, wanted_peers: list[str], budget: float) -> dict[str, Any]:
@@ -150,8 +164,8 @@ def _paragraphs(record: dict[str, Any]) -> Iterator[str]:
         ]
         header = ["tokens", "H", "ms", "us per token and head", "MiB beside the tensors"]
         yield tables.markdown(header, lines)
-    host = ", ".join(f"{name} {us:.1f} us" for name, us in record["host_us"].items())
-    yield f"A call of one token and one head from Python takes: {host}."
+    if host := ", ".join(f"{name} {us:.1f} us" for name, us in record["host_us"].items()):
+        yield f"A call of one token and one head from Python takes: {host}."
 
 
 def _token_us(row: dict[str, Any]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,20 @@ def run(
     implementations: list[str],
     wanted_peers: list[str],
     budget: float,
+    keep: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> dict[str, Any]:
-    """Times of every case: by implementation ("auto": what the list chooses) and by peer."""
+    """Times of every case: by implementation ("auto": what the list chooses) and by peer. ``keep``
+    gets the record after each."""
     flush = timing.Flush(device)
-    rows = []
+    record: dict[str, Any] = {"rows": [], "host_us": {}}
     with torch.cuda.device(device), torch.inference_mode():
         for case in chosen:
             row = _row(case, device, implementations, wanted_peers, flush, budget)
             print("\n".join(_row_lines(row)), file=sys.stderr, flush=True)
-            rows.append(row)
-        return {"rows": rows, "host_us": _host_microseconds(device)}
+            record["rows"].append(row)
+            keep(record)
+        record["host_us"] = _host_microseconds(device)
+    return record
 
 
 def _row(

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import flash_kda
 from flash_kda import cases
-from flash_kda.cli import machine, peers, plots, tables
-from flash_kda.cli.errors import Error, differences, exact, sequence_rows
+from flash_kda.cli import errors, machine, peers, plots, tables
+from flash_kda.cli.errors import Error
+from flash_kda.cli.reports import Report
 
 DESCRIPTION = (
     "Compares every implementation that runs on this machine with the fp64 reference, before it "
     "rounds, over the case list, and on a GPU FLA's Triton kernels too where they are installed. "
     "Fails when a number is not finite or an error is above the limit."
 )
-
-# The relative errors that are allowed, of the output and of an fp32 state, by what computes: fp64,
-# fp32 on the CPU, bf16 products on a GPU. Rounding an output to bf16 alone makes about 1.7e-3.
-REFERENCE_LIMITS = (3e-3, 1e-7)
-LIMITS = {"cpu": (3e-3, 1e-5), "cuda": (3e-2, 5e-2)}
-BF16_STATE_LIMIT = 3e-3
 
 
 @dataclass(frozen=True)
@@ -72,28 +67,38 @@ def run(args: argparse.Namespace) -> int:
         return 2
     spread: dict[str, dict[str, torch.Tensor]] = {}
     rows: list[Row] = []
+    report = _new_report(args)
     for case in chosen:
-        of_case = _check(case, not args.no_peers, spread)
-        for row in of_case:
-            if row.failure:
-                print(f"{row.case}, {row.implementation}: {row.failure}", file=sys.stderr)
-        rows += of_case
-    report = _report(rows)
-    print(report)
-    _save(args, rows, report, spread)
+        for row in _check(case, not args.no_peers, spread):
+            print(_progress(row), file=sys.stderr, flush=True)
+            rows.append(row)
+        report.write(_body(rows), _record(rows))
+    print(_body(rows))
+    draw = partial(plots.error_distributions, spread, title=report.device)
+    report.finish(_body(rows), _record(rows), "Error distributions", draw if args.plot else None)
     return 0 if all(row.passed for row in rows) else 1
+
+
+def _new_report(args: argparse.Namespace) -> Report:
+    device = machine.devices()[:2][-1]
+    return Report(
+        what="Errors",
+        device=machine.device_name(device),
+        about=machine.description(device),
+        folder=Path() if args.out is None and args.plot else args.out,
+        stem=machine.file_stem(device) + "-errors",
+    )
 
 
 def _check(
     case: cases.Case, with_peers: bool, spread: dict[str, dict[str, torch.Tensor]]
-) -> list[Row]:
-    """All rows of one case. ``spread`` gets the differences of outputs, by inputs and name."""
+) -> Iterator[Row]:
+    """The rows of one case. ``spread`` gets the differences of outputs, by inputs and name."""
     if "gpu" in case.tags and not torch.cuda.is_available():
-        return []
+        return
     inputs = cases.make_inputs(case)
-    exact_out, exact_state = exact(inputs)
-    exact_out = sequence_rows(case, exact_out)
-    rows = []
+    exact_out, exact_state = errors.exact(inputs)
+    exact_out = errors.sequence_rows(case, exact_out)
     for name, device, call in _implementations(case, inputs, with_peers):
         row = {"case": case.name, "tokens": case.tokens_text, "heads": case.heads}
         row |= {"inputs": case.inputs, "implementation": name, "device": device.type}
@@ -101,17 +106,15 @@ def _check(
             out, state = call()
         except Exception as error:  # a row of the table, not the end of it
             failure = f"{type(error).__name__}: {error}"
-            rows.append(Row(**row, out=None, state=None, failure=failure, passed=name in _PEERS))
+            yield Row(**row, out=None, state=None, failure=failure, passed=name in _PEERS)
             continue
-        found = sequence_rows(case, out)
+        found = errors.sequence_rows(case, out)
         out_error = Error.between(found, exact_out)
         state_error = None if state is None else Error.between(state, exact_state)
         passed = name in _PEERS or _passes(name, device, case, out_error, state_error)
-        rows.append(Row(**row, out=out_error, state=state_error, passed=passed))
-        if found.numel():
-            by_name = spread.setdefault(case.inputs, {})
-            by_name.setdefault(name, differences(found, exact_out))  # of the first such case
-    return rows
+        if found.numel() and name not in spread.setdefault(case.inputs, {}):
+            spread[case.inputs][name] = errors.differences(found, exact_out)
+        yield Row(**row, out=out_error, state=state_error, passed=passed)
 
 
 _PEERS = (peers.FLA_TRITON,)
@@ -142,10 +145,11 @@ def _run_forced(name: str, inputs: cases.Inputs) -> tuple[torch.Tensor, torch.Te
 def _passes(
     name: str, device: torch.device, case: cases.Case, out: Error, state: Error | None
 ) -> bool:
-    is_reference = name == machine.REFERENCE
-    out_limit, state_limit = REFERENCE_LIMITS if is_reference else LIMITS[device.type]
+    out_limit, state_limit = errors.limits(device.type, case.inputs)
+    if name == machine.REFERENCE:
+        out_limit, state_limit = errors.REFERENCE_LIMITS
     if case.final == "bf16":
-        state_limit = max(state_limit, BF16_STATE_LIMIT)
+        state_limit = max(state_limit, errors.BF16_STATE_LIMIT)
     if not out.finite or out.relative > out_limit:
         return False
     return state is None or (state.finite and state.relative <= state_limit)
@@ -157,7 +161,19 @@ _HEADER = ("case", "tokens", "H", "implementation")
 _ERROR_HEADER = ("max", "MAE", "RMSE", "relative")
 
 
-def _report(rows: list[Row]) -> str:
+def _progress(row: Row) -> str:
+    what = f"{row.case}, {row.implementation}: "
+    if row.out is None:
+        return what + row.failure
+    state = "" if row.state is None else f", state {row.state.relative:.1e}"
+    return f"{what}output {row.out.relative:.1e}{state}  {_outcome(row)}".rstrip()
+
+
+def _record(rows: list[Row]) -> dict[str, object]:
+    return {"rows": [asdict(row) for row in rows]}
+
+
+def _body(rows: list[Row]) -> str:
     fla = {row.case: row for row in rows if row.implementation == peers.FLA_TRITON}
     header = [*_HEADER, *(f"o {e}" for e in _ERROR_HEADER), *(f"S {e}" for e in _ERROR_HEADER)]
     header += ["o/FLA", "S/FLA"] if fla else []
@@ -203,26 +219,3 @@ def _outcome(row: Row) -> str:
     if row.out is not None and not row.out.finite:
         return "NOT FINITE"
     return "" if row.passed else "ABOVE LIMIT"
-
-
-def _save(
-    args: argparse.Namespace,
-    rows: list[Row],
-    report: str,
-    spread: dict[str, dict[str, torch.Tensor]],
-) -> None:
-    if args.out is None and not args.plot:
-        return
-    folder = args.out or Path()
-    folder.mkdir(parents=True, exist_ok=True)
-    device = machine.devices()[:2][-1]
-    name, stem = machine.device_name(device), machine.file_stem(device) + "-errors"
-    about = machine.description(device)
-    text = f"# Errors, {name}\n\n{tables.facts(about)}\n\n{report}\n"
-    if args.plot:
-        plots.error_distributions(spread, folder / f"{stem}.png", name)
-        text += f"\n![Error distributions]({stem}.png)\n"
-    record = {"about": about, "rows": [asdict(row) for row in rows]}
-    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
-    (folder / f"{stem}.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
-    print(f"written to {folder.resolve()}: {stem}.md, .json" + (", .png" if args.plot else ""))
