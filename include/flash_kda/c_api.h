@@ -13,7 +13,9 @@
 extern "C" {
 #endif
 
-/* Grows when a struct below grows at its end; older callers, whose size field is smaller, go on. */
+/* Grows with every change of a struct or enum below: who loads the library at run time compares it
+ * with flash_kda_abi_version(). Besides, a size field that is not the library's own is an error
+ * that names both sizes. */
 #define FLASH_KDA_ABI_VERSION 1
 #define FLASH_KDA_MAX_RANK 6
 
@@ -79,8 +81,9 @@ FLASH_KDA_API int flash_kda_forward(const flash_kda_forward_args* args, char* me
                                     size_t capacity);
 
 /* Writes one line per implementation in order of preference: name, tab, "accepted" or "refused",
- * tab, reason (line breaks in it become spaces). Returns the status of the arguments themselves.
- * *needed becomes the bytes of the whole text with its zero; a smaller capacity cuts it. */
+ * tab, reason (line breaks in it become spaces). Returns the status of the arguments themselves;
+ * where it is not OK, it is every implementation's reason. *needed becomes the bytes of the
+ * whole text with its zero (needed may be null); a smaller capacity cuts it. */
 FLASH_KDA_API int flash_kda_explain(const flash_kda_forward_args* args, char* text, size_t capacity,
                                     size_t* needed);
 

@@ -26,7 +26,7 @@ void copy_text(const std::string& text, char* target, size_t capacity) {
 Status to_tensor(const char* name, const flash_kda_tensor& from, TensorRef* to) {
   if (!from.given) return {};
   if (from.rank < 0 || from.rank > FLASH_KDA_MAX_RANK) {
-    return Status::invalid_value(std::string(name) + ": expected at most " +
+    return Status::invalid_value(std::string(name) + ": expected 0 to " +
                                  std::to_string(FLASH_KDA_MAX_RANK) + " axes, got " +
                                  std::to_string(from.rank));
   }
@@ -39,13 +39,15 @@ Status to_tensor(const char* name, const flash_kda_tensor& from, TensorRef* to) 
   return {};
 }
 
+Status check_size(const char* name, size_t given, size_t expected) {
+  if (given == expected) return {};
+  return Status::invalid_value(std::string(name) + ".size: expected " + std::to_string(expected) +
+                               ", got " + std::to_string(given));
+}
+
 Status to_args(const flash_kda_forward_args* from, ForwardArgs* to) {
   if (from == nullptr) return Status::invalid_value("args: expected a struct, got null");
-  if (from->size != sizeof(flash_kda_forward_args)) {
-    return Status::invalid_value("args.size: expected " +
-                                 std::to_string(sizeof(flash_kda_forward_args)) + ", got " +
-                                 std::to_string(from->size));
-  }
+  FLASH_KDA_RETURN_IF_ERROR(check_size("args", from->size, sizeof(flash_kda_forward_args)));
   struct Pair {
     const char* name;
     const flash_kda_tensor& from;
@@ -111,11 +113,8 @@ int flash_kda_plan_forward(const flash_kda_forward_args* args, flash_kda_forward
   return guarded(message, capacity, [&]() -> Status {
     ForwardArgs converted;
     FLASH_KDA_RETURN_IF_ERROR(to_args(args, &converted));
-    if (plan == nullptr || plan->size != sizeof(flash_kda_forward_plan)) {
-      return Status::invalid_value(
-          "plan.size: expected " + std::to_string(sizeof(flash_kda_forward_plan)) + ", got " +
-          (plan == nullptr ? std::string("null") : std::to_string(plan->size)));
-    }
+    if (plan == nullptr) return Status::invalid_value("plan: expected a struct, got null");
+    FLASH_KDA_RETURN_IF_ERROR(check_size("plan", plan->size, sizeof(flash_kda_forward_plan)));
     flash_kda::ForwardPlan result;
     FLASH_KDA_RETURN_IF_ERROR(flash_kda::plan_forward(converted, &result));
     plan->implementation = result.implementation;
@@ -137,9 +136,15 @@ int flash_kda_explain(const flash_kda_forward_args* args, char* text, size_t cap
   std::string lines;
   const int code = guarded(nullptr, 0, [&]() -> Status {
     ForwardArgs converted;
-    FLASH_KDA_RETURN_IF_ERROR(to_args(args, &converted));
     std::vector<flash_kda::Verdict> verdicts;
-    Status status = flash_kda::explain(converted, &verdicts);
+    Status status = to_args(args, &converted);
+    if (status.ok()) {
+      status = flash_kda::explain(converted, &verdicts);
+    } else {
+      for (const std::string& name : flash_kda::implementation_names()) {
+        verdicts.push_back({name, false, status.message()});
+      }
+    }
     lines = verdict_lines(verdicts);
     return status;
   });
