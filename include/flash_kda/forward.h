@@ -36,8 +36,8 @@ struct ForwardArgs {
   TensorRef A_log;
   // [H, 128] or [H * 128], bfloat16 or float32, dense. Not given means zeros.
   TensorRef dt_bias;
-  // [N, H, V, K] bfloat16 or float32 each, dense. Not given means zeros, or not wanted. Both may
-  // be the same memory if their dtype is the same.
+  // [N, H, V, K] bfloat16 or float32 each, dense, on CUDA aligned to 16 bytes. Not given means
+  // zeros, or not wanted. Both may be the same memory if their dtype is the same.
   TensorRef initial_state, final_state;
   // [N + 1] int32 or int64, dense: offsets of the sequences in T, from 0, never decreasing, at
   // most T. B must then be 1.
@@ -61,9 +61,9 @@ struct Verdict {
   std::string reason;  // why not; empty when accepted
 };
 
-// Which implementation would run, and how much workspace it wants. Reads no device memory; the
-// data pointers may be anything. kInvalid… for illegal arguments, kUnsupported with every
-// implementation's reason where none can run.
+// Which implementation would run, and how much workspace it wants. Reads no memory but that of a
+// cu_seqlens on the host; all other data pointers may be null. kInvalid… for illegal arguments,
+// kUnsupported with every implementation's reason where none can run.
 FLASH_KDA_API Status plan_forward(const ForwardArgs& args, ForwardPlan* plan);
 
 // Computes out and final_state. On CUDA the work is queued on args.stream, with no allocation and

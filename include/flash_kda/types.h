@@ -45,7 +45,7 @@ struct TensorRef {
   bool given() const { return rank >= 0; }
 };
 
-// A reference to a dense row-major tensor.
+// A reference to a dense row-major tensor of at most kMaxRank axes.
 inline TensorRef dense_tensor(void* data, DType dtype, std::initializer_list<int64_t> shape,
                               Device device = {}) {
   TensorRef tensor;

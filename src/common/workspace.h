@@ -20,7 +20,7 @@ struct WorkspaceBuffer {
 
 class WorkspaceLedger {
  public:
-  // Buffers start at multiples of this many bytes.
+  // Buffers start at multiples of this many bytes, on CUDA the workspace itself too.
   static constexpr int64_t kAlignment = 256;
 
   template <typename T>

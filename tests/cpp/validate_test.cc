@@ -108,6 +108,10 @@ INSTANTIATE_TEST_SUITE_P(
                                   kValue,
                                   {"A_log", "[H]", "H = 2"},
                                   [](ForwardArgs* a) { a->A_log.shape[0] = 3; }},
+                      IllegalCase{"A_log_seven_axes",
+                                  kValue,
+                                  {"A_log", "at most 6 axes", "got 7"},
+                                  [](ForwardArgs* a) { a->A_log.rank = 7; }},
                       IllegalCase{"dt_bias_shape",
                                   kValue,
                                   {"dt_bias", "[H, 128]"},
@@ -220,6 +224,25 @@ TEST(Validate, LegalVariantsPass) {
   std::vector<int32_t> offsets = {0, 0, 7};
   args.cu_seqlens = dense_tensor(offsets.data(), DType::kInt32, {3});
   EXPECT_TRUE(forward(args).ok());
+}
+
+// Planning needs no memory, running does.
+TEST(Validate, PlansWithoutMemory) {
+  ForwardInputs inputs(1, 8, 2, {0, 3, 8});
+  ForwardArgs args = inputs.args();
+  for (TensorRef* tensor : {&args.q, &args.k, &args.v, &args.g, &args.beta, &args.out, &args.A_log,
+                            &args.dt_bias, &args.initial_state, &args.final_state}) {
+    tensor->data = nullptr;
+  }
+  ForwardPlan plan;
+  const Status planned = plan_forward(args, &plan);
+  EXPECT_TRUE(planned.ok()) << planned.message();
+  EXPECT_STREQ(plan.implementation, "cpu");
+  EXPECT_EQ(forward(args).code(), StatusCode::kInvalidValue);
+  args.cu_seqlens.data = nullptr;  // read on the host even to plan
+  const Status unread = plan_forward(args, &plan);
+  EXPECT_EQ(unread.code(), StatusCode::kInvalidValue);
+  EXPECT_EQ(unread.message().find("cu_seqlens: expected memory"), 0U) << unread.message();
 }
 
 TEST(Dispatch, ForcedImplementationRuns) {

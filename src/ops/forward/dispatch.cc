@@ -3,14 +3,13 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "common/workspace.h"
 #include "flash_kda/backends.h"
 #include "ops/forward/impls.h"
 #include "ops/forward/validate.h"
 
 namespace flash_kda {
 namespace {
-
-constexpr uintptr_t kWorkspaceAlignment = 256;
 
 std::string_view forced_name() {
   const char* name = std::getenv(kForceEnv);
@@ -60,12 +59,12 @@ Status check_workspace(const TensorRef& workspace, int64_t needed, const Forward
     return Status::invalid_value("workspace: expected at least " + std::to_string(needed) +
                                  " bytes, got " + std::to_string(given));
   }
-  const bool aligned = reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment == 0;
-  if (needed > 0 && problem.device.type == DeviceType::kCuda && !aligned) {
-    return Status::invalid_value(
-        "workspace: expected data aligned to 256 bytes, got an address " +
-        std::to_string(reinterpret_cast<uintptr_t>(workspace.data) % kWorkspaceAlignment) +
-        " bytes past such a boundary");
+  constexpr auto kAlignment = static_cast<uintptr_t>(WorkspaceLedger::kAlignment);
+  const uintptr_t past = reinterpret_cast<uintptr_t>(workspace.data) % kAlignment;
+  if (needed > 0 && problem.device.type == DeviceType::kCuda && past != 0) {
+    return Status::invalid_value("workspace: expected data aligned to " +
+                                 std::to_string(kAlignment) + " bytes, got an address " +
+                                 std::to_string(past) + " bytes past such a boundary");
   }
   return {};
 }

@@ -1,7 +1,8 @@
 #include "ops/forward/validate.h"
 
-#include <cmath>
+#include <array>
 #include <limits>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -12,7 +13,7 @@
 namespace flash_kda {
 namespace {
 
-// On CUDA rows are read 16 bytes at a time.
+// On CUDA rows and states are read 16 bytes at a time.
 constexpr int64_t kRowAlignmentBytes = 16;
 constexpr int64_t kRowAlignmentElements = kRowAlignmentBytes / 2;
 
@@ -21,8 +22,36 @@ struct Named {
   const TensorRef* tensor;
 };
 
+// Every argument: the inputs, then what is written.
+constexpr size_t kInputs = 9;
+std::array<Named, kInputs + 3> all_arguments(const ForwardArgs& args) {
+  return {{{"q", &args.q},
+           {"k", &args.k},
+           {"v", &args.v},
+           {"g", &args.g},
+           {"beta", &args.beta},
+           {"A_log", &args.A_log},
+           {"dt_bias", &args.dt_bias},
+           {"initial_state", &args.initial_state},
+           {"cu_seqlens", &args.cu_seqlens},
+           {"out", &args.out},
+           {"final_state", &args.final_state},
+           {"workspace", &args.workspace}}};
+}
+
 std::string message(const char* name, const std::string& expected, const std::string& got) {
   return std::string(name) + ": expected " + expected + ", got " + got;
+}
+
+// A TensorRef has no room for more axes: nothing may look at them.
+Status check_ranks(const ForwardArgs& args) {
+  for (const Named& argument : all_arguments(args)) {
+    if (argument.tensor->rank <= kMaxRank) continue;
+    return Status::invalid_value(message(argument.name,
+                                         "at most " + std::to_string(kMaxRank) + " axes",
+                                         std::to_string(argument.tensor->rank)));
+  }
+  return {};
 }
 
 Status check_given(const Named& argument) {
@@ -212,8 +241,7 @@ Status check_state(const Named& argument, const ForwardProblem& p, Dense* state)
   return {};
 }
 
-Status check_number(const char* name, double value, double low, double high,
-                    const std::string& expected) {
+Status check_number(const char* name, double value, double low, double high, const char* expected) {
   if (value >= low && value <= high) return {};  // false for NaN
   std::ostringstream got;
   got << value;
@@ -236,28 +264,19 @@ ByteRange byte_range(const TensorRef& tensor) {
   return {static_cast<uintptr_t>(base + low * size), static_cast<uintptr_t>(base + high * size)};
 }
 
-// Two strided views may interleave in one buffer without sharing an element; they pass.
+// Two strided views may interleave in one buffer without sharing an element; they pass. So do
+// tensors without memory, as planning may have them.
 bool overlap(const TensorRef& a, const TensorRef& b) {
-  if (!a.given() || !b.given() || (!is_dense(a) && !is_dense(b))) return false;
+  if (a.data == nullptr || b.data == nullptr || (!is_dense(a) && !is_dense(b))) return false;
   const ByteRange x = byte_range(a), y = byte_range(b);
   return x.begin < y.end && y.begin < x.end;
 }
 
 // What is written must not be something that is still to be read.
 Status check_overlaps(const ForwardArgs& args) {
-  const Named inputs[] = {{"q", &args.q},
-                          {"k", &args.k},
-                          {"v", &args.v},
-                          {"g", &args.g},
-                          {"beta", &args.beta},
-                          {"A_log", &args.A_log},
-                          {"dt_bias", &args.dt_bias},
-                          {"initial_state", &args.initial_state},
-                          {"cu_seqlens", &args.cu_seqlens}};
-  const Named outputs[] = {
-      {"out", &args.out}, {"final_state", &args.final_state}, {"workspace", &args.workspace}};
-  for (const Named& output : outputs) {
-    for (const Named& input : inputs) {
+  const auto all = all_arguments(args);
+  for (const Named& output : std::span(all).subspan(kInputs)) {
+    for (const Named& input : std::span(all).first(kInputs)) {
       if (!overlap(*output.tensor, *input.tensor)) continue;
       const bool state_in_place =
           output.tensor == &args.final_state && input.tensor == &args.initial_state &&
@@ -271,7 +290,7 @@ Status check_overlaps(const ForwardArgs& args) {
     return Status::invalid_value(
         message("final_state", "memory apart from out", "memory that overlaps out"));
   }
-  for (const Named& output : {outputs[0], outputs[1]}) {
+  for (const Named& output : {Named{"out", &args.out}, Named{"final_state", &args.final_state}}) {
     if (overlap(args.workspace, *output.tensor)) {
       return Status::invalid_value(message("workspace", "memory of its own",
                                            std::string("memory that overlaps ") + output.name));
@@ -315,24 +334,15 @@ Status check_offsets(const ForwardProblem& p) {
 }
 
 Status check_memory(const ForwardArgs& args) {
-  const Named arguments[] = {{"q", &args.q},
-                             {"k", &args.k},
-                             {"v", &args.v},
-                             {"g", &args.g},
-                             {"beta", &args.beta},
-                             {"out", &args.out},
-                             {"A_log", &args.A_log},
-                             {"dt_bias", &args.dt_bias},
-                             {"initial_state", &args.initial_state},
-                             {"final_state", &args.final_state},
-                             {"cu_seqlens", &args.cu_seqlens},
-                             {"workspace", &args.workspace}};
-  for (const Named& argument : arguments) FLASH_KDA_RETURN_IF_ERROR(check_memory(argument));
+  for (const Named& argument : all_arguments(args)) {
+    FLASH_KDA_RETURN_IF_ERROR(check_memory(argument));
+  }
   return {};
 }
 
 Status validate(const ForwardArgs& args, ForwardProblem* problem) {
   ForwardProblem p;
+  FLASH_KDA_RETURN_IF_ERROR(check_ranks(args));
   FLASH_KDA_RETURN_IF_ERROR(check_given({"q", &args.q}));
   if (args.q.rank != 4) {
     return Status::invalid_value(message("q", "shape [B, T, H, 128]", shape_text(args.q)));

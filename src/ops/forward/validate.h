@@ -5,8 +5,8 @@
 
 namespace flash_kda {
 
-// Checks every argument's dtype, shape, strides, device and value, and that out and final_state
-// overlap no input they would destroy. Offsets in cu_seqlens are read only where they lie in host
+// Checks every argument's dtype, shape, strides, device and value, and that nothing that is written
+// overlaps an input or another output. Offsets in cu_seqlens are read only where they lie in host
 // memory; data of other tensors never.
 Status validate(const ForwardArgs& args, ForwardProblem* problem);
 
