@@ -9,6 +9,7 @@
 
 #include "cpp/forward_inputs.h"
 #include "ops/forward/sequences.h"
+#include "ops/forward/spec.h"
 #include "ops/forward/validate.h"
 #include "reference/forward/equations.h"
 
@@ -31,7 +32,6 @@ inline reference::Vector exact_row(const Rows& rows, int64_t batch, int64_t toke
 inline Exact exact_forward(const ForwardArgs& args) {
   ForwardProblem p;
   if (!validate(args, &p).ok()) return {};
-  constexpr int64_t kStateSize = int64_t{kHeadDim} * kHeadDim;
   Exact exact;
   exact.out.assign(static_cast<size_t>(p.batch * p.tokens * p.heads * kHeadDim), NAN);
   for (int64_t pair = 0; pair < p.sequences * p.heads; ++pair) {

@@ -8,7 +8,8 @@ namespace flash_kda::cpu {
 inline constexpr int kChunk = 64;  // tokens per chunk
 inline constexpr int kBlocks = kChunk / kBlock;
 
-// V columns of the state that one recurrence step works on: 128 x 64 floats fit a 48 KiB L1 cache.
+// V columns of the state that one recurrence step works on: rounded to float for the products,
+// 128 x 64 of them fit a 48 KiB L1 cache.
 // The width never depends on the number of threads, so results don't either.
 inline constexpr int kSlice = 64;
 inline constexpr int kSlices = kHeadDim / kSlice;

@@ -1,10 +1,11 @@
 // Gates: the decay of every key channel and the strength beta of every token's update.
 //
-//   w = lower_bound * log2(e) * sigmoid(exp(A_log) * (g + dt_bias))        log2 of one token's
-//   decay beta = sigmoid(beta logit)
+//   w = lower_bound * log2(e) * sigmoid(exp(A_log) * (g + dt_bias))
+//   beta = sigmoid(beta logit)
 //
-// Decays are products over several tokens, so w is summed up. Sums stay inside a block of 16
-// tokens, where they are at most 116 in magnitude: 2^-sum is then a normal float too.
+// w is the log2 of one token's decay. Decays are products over several tokens, so w is summed
+// up. Sums stay inside a block of 16 tokens, where they are at most 116 in magnitude: 2^-sum is
+// then a normal float too.
 #pragma once
 
 #include <cmath>

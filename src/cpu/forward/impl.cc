@@ -18,6 +18,7 @@
 #endif
 
 #include "common/bf16.h"
+#include "common/describe.h"
 #include "cpu/forward/kernels.h"
 #include "ops/forward/impls.h"
 #include "ops/forward/sequences.h"
@@ -63,8 +64,6 @@ class FlushDenormals {
   FlushDenormals& operator=(const FlushDenormals&) = delete;
 };
 
-int64_t element_bytes(DType dtype) { return dtype == DType::kBFloat16 ? 2 : 4; }
-
 TokenRows token_rows(const Rows& rows, const SequenceSpan& span, int64_t head) {
   return {static_cast<uint16_t*>(rows.data) + span.batch * rows.batch_stride +
               span.begin * rows.token_stride + head * kHeadDim,
@@ -73,7 +72,7 @@ TokenRows token_rows(const Rows& rows, const SequenceSpan& span, int64_t head) {
 
 void* head_data(const Dense& dense, int64_t index, int64_t elements) {
   if (!dense) return nullptr;
-  return static_cast<char*>(dense.data) + index * elements * element_bytes(dense.dtype);
+  return static_cast<char*>(dense.data) + index * elements * dtype_size(dense.dtype);
 }
 
 // Pair `pair` is head pair % H of sequence pair / H.
@@ -82,14 +81,13 @@ Head head_of(const ForwardProblem& p, int64_t pair) {
   const SequenceSpan span = sequence_span(p, pair / p.heads);
   const int64_t beta_offset = span.batch * p.beta.batch_stride + span.begin * p.beta.token_stride +
                               head * p.beta.head_stride;
-  constexpr int64_t kStateSize = int64_t{kHeadDim} * kHeadDim;
   Head h;
   h.q = token_rows(p.q, span, head);
   h.k = token_rows(p.k, span, head);
   h.v = token_rows(p.v, span, head);
   h.g = token_rows(p.g, span, head);
   h.out = token_rows(p.out, span, head);
-  h.beta = static_cast<const char*>(p.beta.data) + beta_offset * element_bytes(p.beta.dtype);
+  h.beta = static_cast<const char*>(p.beta.data) + beta_offset * dtype_size(p.beta.dtype);
   h.beta_dtype = p.beta.dtype;
   h.beta_stride = p.beta.token_stride;
   h.tokens = span.length;
@@ -108,12 +106,11 @@ Head head_of(const ForwardProblem& p, int64_t pair) {
 
 // A sequence without tokens: final state = initial state, to the bit where the dtypes agree.
 void pass_state_through(const Head& head) {
-  constexpr int64_t kStateSize = int64_t{kHeadDim} * kHeadDim;
   if (head.final_state == nullptr || head.final_state == head.initial_state) return;
   if (head.initial_state == nullptr) {
-    std::memset(head.final_state, 0, kStateSize * element_bytes(head.final_dtype));
+    std::memset(head.final_state, 0, kStateSize * dtype_size(head.final_dtype));
   } else if (head.initial_dtype == head.final_dtype) {
-    std::memcpy(head.final_state, head.initial_state, kStateSize * element_bytes(head.final_dtype));
+    std::memcpy(head.final_state, head.initial_state, kStateSize * dtype_size(head.final_dtype));
   } else {
     for (int64_t i = 0; i < kStateSize; ++i) {
       store_float(head.final_state, head.final_dtype, i,

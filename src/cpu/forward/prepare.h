@@ -23,7 +23,7 @@
 
 namespace flash_kda::cpu::FLASH_KDA_ISA {
 
-// x^ = x * factor; 1 / |x| in the sense of the operation.
+// 1 / |x| as the operation has it: x times this is x^.
 inline float inverse_norm(const float* x) {
   return 1.0F / __builtin_sqrtf(sum_of_squares(x) + kNormEpsilon);
 }

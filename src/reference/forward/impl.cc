@@ -1,6 +1,5 @@
 // The oracle: the token loop of flash_kda/forward.h in double precision, written straight from the
 // equations. It shares no arithmetic with the fast implementations and is never optimised.
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <vector>
@@ -8,6 +7,7 @@
 #include "common/bf16.h"
 #include "ops/forward/impls.h"
 #include "ops/forward/sequences.h"
+#include "ops/forward/spec.h"
 #include "reference/forward/equations.h"
 
 namespace flash_kda::reference {
@@ -32,8 +32,8 @@ double load_logit(const Logits& logits, int64_t batch, int64_t token, int64_t he
 }
 
 void run_head(const ForwardProblem& p, int64_t sequence, int64_t head) {
-  const int64_t state_offset = (sequence * p.heads + head) * kHeadDim * kHeadDim;
-  State state(kHeadDim * kHeadDim, 0.0);
+  const int64_t state_offset = (sequence * p.heads + head) * kStateSize;
+  State state(kStateSize, 0.0);
   if (p.initial_state) {
     for (size_t i = 0; i < state.size(); ++i) {
       state[i] = load_float(p.initial_state.data, p.initial_state.dtype,
