@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,20 @@ def load(source: str | Path) -> list[Case]:
     path = Path(source)
     if not path.suffix:
         path = folder() / f"{source}.txt"
+    if not path.is_file():
+        names = ", ".join(sorted(p.stem for p in folder().glob("*.txt")))
+        raise ValueError(f"case list: expected a path or one of {names}, got {source}")
     return list(parse(path.read_text(encoding="utf-8"), str(path)))
+
+
+def select(lists: Iterable[str | Path], word: str | None = None) -> list[Case]:
+    """The cases of some lists, or those of them with a word in their names; at least one."""
+    chosen = [
+        case for source in lists for case in load(source) if word is None or word in case.name
+    ]
+    if not chosen:
+        raise ValueError(f"expected a word in a case's name, got {word!r}")
+    return chosen
 
 
 def parse(text: str, where: str = "cases") -> Iterator[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,21 @@ def test_an_old_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
     found = {finding.what: finding for finding in machine.findings()}
     assert not found["torch"].good and found["torch"].found == "2.3.1+cu121"
+
+
+def test_an_old_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(machine._ctypes, "built_cuda_archs", lambda: ["90a"])
+    monkeypatch.setattr(machine, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(machine, "devices", lambda: [torch.device("cpu"), torch.device("cuda", 0)])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    (found,) = (f for f in machine.findings() if f.what == "capability of cuda:0")
+    assert (found.found, found.required, found.good) == ("7.5", ">= 8.0", False)
+
+
+def test_doctor_names_wrong_lengths(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-fla", "--lengths", "1,x"]) == 2
+    assert "--lengths: expected whole numbers" in capsys.readouterr().err
 
 
 EVERYTHING_WRONG = [
@@ -326,10 +342,30 @@ def test_bench_refuses_our_kernels_as_a_peers(cuda_on_the_cpu: dict[str, list[st
         bench_cuda._check_kernels(peers.FLA_TRITON, lambda: None)
 
 
+@pytest.mark.parametrize("command", ["bench", "demo"])
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_wrong_device_is_named(
+    command: str, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--device", device])
+    error = capsys.readouterr().err
+    assert "--device: expected cpu" in error and f"got {device}" in error
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_a_wrong_list_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--cases", "nonsense"]) == 2
+    assert "expected a path or one of accuracy, bench, " in capsys.readouterr().err
+
+
 def test_bench_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["bench", "--only", "no such case"]) == 2
+    with pytest.raises(SystemExit):
+        main(["bench", "--impl", "cuda.nonesuch"])
+    assert "cuda.nonesuch" in capsys.readouterr().err
     monkeypatch.setattr(peers, "missing_fla", lambda: "there is none")
     assert main(["bench", "--peers", "fla"]) == 2
     assert "there is none" in capsys.readouterr().err
@@ -352,7 +388,20 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kda, no_gate, no_delta, plain, table = recall.values()
     assert table == 100.0
     assert kda > no_gate > plain and kda > no_delta > plain
+    gains = [
+        float(n) for n in re.findall(r"[+-][0-9.]+(?= )", captured.out.split("delta rule adds")[1])
+    ]
+    expected = [kda - no_delta, no_gate - plain, kda - no_gate, no_delta - plain]
+    assert gains == pytest.approx(expected, abs=0.11)  # of numbers rounded to a tenth
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("option", ["--write=1.5", "--half-life=0", "--piece=0", "--words=2"])
+def test_demo_names_a_wrong_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", option]) == 2
+    name, given = option.split("=")
+    error = capsys.readouterr().err
+    assert error.startswith(f"demo: {name}: expected ") and error.endswith(f", got {given}\n")
 
 
 def test_demo_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

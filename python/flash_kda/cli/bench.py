@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from flash_kda import cases
+from flash_kda import _ctypes, cases
 from flash_kda.cli import bench_cpu, bench_cuda, machine, peers, plots
 from flash_kda.cli.reports import Report
 
@@ -23,7 +21,11 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the first GPU, else cpu)")
+    parser.add_argument(
+        "--device",
+        type=machine.device_of_option,
+        help="cpu, cuda, cuda:1 (default: the first GPU, else cpu)",
+    )
     parser.add_argument(
         "--cases",
         nargs="+",
@@ -35,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--impl",
         nargs="+",
         default=["auto"],
-        metavar="NAME",
+        choices=["auto", "all", *_ctypes.implementation_names()],
         help="on a GPU: implementations, all, or auto for the one that the list chooses (default)",
     )
     parser.add_argument(
@@ -50,13 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = torch.device(args.device) if args.device else machine.devices()[:2][-1]
+    device = args.device or machine.devices()[:2][-1]
     on_gpu = device.type == "cuda"
-    lists = args.cases or ["bench" if on_gpu else "bench_cpu"]
-    chosen = [case for name in lists for case in cases.load(name)]
-    chosen = [case for case in chosen if args.only is None or args.only in case.name]
-    if not chosen:
-        print(f"bench: no case has {args.only!r} in its name", file=sys.stderr)
+    try:
+        chosen = cases.select(args.cases or ["bench" if on_gpu else "bench_cpu"], args.only)
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
         return 2
     wanted_peers = args.peers if args.peers is not None else ([] if on_gpu else ["fla"])
     kind = bench_cuda if on_gpu else bench_cpu

@@ -60,10 +60,10 @@ def run(args: argparse.Namespace) -> int:
     if args.plot and (reason := plots.missing()):
         print(reason, file=sys.stderr)
         return 2
-    chosen = [case for name in args.cases for case in cases.load(name)]
-    chosen = [case for case in chosen if args.only is None or args.only in case.name]
-    if not chosen:
-        print(f"check: no case has {args.only!r} in its name", file=sys.stderr)
+    try:
+        chosen = cases.select(args.cases, args.only)
+    except ValueError as error:
+        print(f"check: {error}", file=sys.stderr)
         return 2
     spread: dict[str, dict[str, torch.Tensor]] = {}
     rows: list[Row] = []

@@ -62,7 +62,11 @@ class Problem:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Problem:
         given = {f.name: getattr(args, f.name) for f in fields(cls) if f.name != "lengths"}
-        lengths = tuple(int(n) for n in args.lengths.split(",")) if args.lengths else ()
+        try:
+            lengths = tuple(int(n) for n in args.lengths.split(",")) if args.lengths else ()
+        except ValueError:
+            wanted = "--lengths: expected whole numbers with commas between them"
+            raise ValueError(f"{wanted}, got {args.lengths}") from None
         problem = cls(**{**given, "device": args.device or _default_device()}, lengths=lengths)
         if problem.lengths and problem.batch == 1:
             problem = replace(problem, tokens=max(problem.tokens, sum(lengths)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import os
@@ -73,6 +74,9 @@ def findings() -> list[Finding]:
         rows.append(_at_least("CUDA of torch", torch.version.cuda, MIN_CUDA))
     if archs and torch.version.cuda is not None:
         rows.append(_driver())
+        for device in devices()[1:]:
+            capability = dotted(torch.cuda.get_device_capability(device))
+            rows.append(_at_least(f"capability of {device}", capability, MIN_CAPABILITY))
     return rows
 
 
@@ -103,6 +107,17 @@ def devices() -> list[torch.device]:
     """The CPU, and every GPU that torch sees."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [torch.device("cpu"), *(torch.device("cuda", i) for i in range(count))]
+
+
+def device_of_option(text: str) -> torch.device:
+    """What --device names; an ArgumentTypeError says which there are."""
+    wanted = "cuda:0" if text == "cuda" else text
+    found = devices()
+    for device in found:
+        if str(device) == wanted:
+            return device
+    why = f" ({why_no_cuda()})" if len(found) == 1 else ""
+    raise argparse.ArgumentTypeError(f"expected {' or '.join(map(str, found))}, got {text}{why}")
 
 
 def why_no_cuda() -> str:

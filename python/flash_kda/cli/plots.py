@@ -95,19 +95,28 @@ def curves(
     xlabel: str,
     ylabel: str,
     log_x: bool = False,
+    shares: bool = False,
     marks: Mapping[str, float] | None = None,
 ) -> None:
-    """Panels side by side by title, one line a name from (x, y); marks are places with a name."""
-    figure, axes = _figure(1, len(panels), (6.5 * len(panels), 4.5))
+    """Panels side by side by title, one line a name from (x, y); marks are places with a name. A
+    name has one colour in all panels. ``shares``: y is shown in percent."""
+    figure, axes = _figure(1, len(panels), (6.5 * len(panels), 4.8))
+    names = list(dict.fromkeys(name for series in panels.values() for name in series))
+    lines = {}
     for ax, (title, series) in zip(axes, panels.items(), strict=True):
         for name, (x, y) in series.items():
-            ax.plot(x, y, marker="o" if len(x) < 30 else None, label=name, linewidth=1.2)
+            style = {"color": f"C{names.index(name)}", "marker": "o" if len(x) < 30 else None}
+            (lines[name],) = ax.plot(x, y, label=name, linewidth=1.2, **style)
         if log_x:
             ax.set_xscale("log", base=2)
+        if shares:
+            ax.yaxis.set_major_formatter("{x:.0%}")
         ax.set(title=title, xlabel=xlabel, ylabel=ylabel)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.08 * ax.get_ylim()[1])
         for name, place in (marks or {}).items():
             ax.axvline(place, color="gray", linestyle=":", linewidth=1)
             ax.text(place, ax.get_ylim()[1], f" {name}", fontsize=8, va="top", color="gray")
-        ax.legend(fontsize=8, loc="upper right" if log_x else "best")
+    figure.legend(
+        list(lines.values()), names, loc="outside lower center", ncols=len(names), frameon=False
+    )
     figure.savefig(path, dpi=120)
