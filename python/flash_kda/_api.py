@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -84,7 +85,10 @@ def fwd(
         raise ValueError(_NO_BOUND)
     try:
         if torch.is_grad_enabled():
-            _refuse_gradients(q, k, v, g, beta, A_log, dt_bias, initial_state)
+            _refuse_gradients(
+                **{"q": q, "k": k, "v": v, "g": g, "beta": beta},
+                **{"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state},
+            )
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         _forward(
@@ -109,50 +113,33 @@ def fwd(
     return out
 
 
-def _refuse_gradients(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    A_log: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-    initial_state: torch.Tensor | None,
-) -> None:
-    if not (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or g.requires_grad
-        or beta.requires_grad
-        or (A_log is not None and A_log.requires_grad)
-        or (dt_bias is not None and dt_bias.requires_grad)
-        or (initial_state is not None and initial_state.requires_grad)
-    ):
-        return
-    named = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "g": g,
-        "beta": beta,
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "initial_state": initial_state,
-    }
-    names = ", ".join(name for name, t in named.items() if t is not None and t.requires_grad)
-    raise NotImplementedError(
-        f"flash_kda.fwd is for inference only, and gradients are wanted of {names}. Call it under "
-        "torch.inference_mode() or torch.no_grad(), or detach them."
-    )
+def _refuse_gradients(**inputs: torch.Tensor | None) -> None:
+    names = [name for name, x in inputs.items() if x is not None and x.requires_grad]
+    if names:
+        raise NotImplementedError(
+            f"flash_kda.fwd is for inference only, and gradients are wanted of {', '.join(names)}: "
+            "call it under torch.inference_mode() or torch.no_grad(), or detach them."
+        )
 
 
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
     """Bytes of workspace that suffice for N sequences of T_total tokens in all and H heads.
 
     Integer arithmetic alone; it never falls when an argument grows.
+
+    Raises:
+        TypeError: an argument is no integer.
+        ValueError: an argument is negative.
     """
-    return _ctypes.workspace_size(T_total, H, N)
+    sizes = []
+    for name, value in {"T_total": T_total, "H": H, "N": N}.items():
+        try:
+            sizes.append(operator.index(value))
+        except TypeError:
+            raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+        if sizes[-1] < 0:
+            raise ValueError(f"{name}: expected at least 0, got {sizes[-1]}")
+    return _ctypes.workspace_size(*sizes)
 
 
 def explain(

@@ -3,14 +3,17 @@
 import dataclasses
 import inspect
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import flash_kda
 import pytest
 import torch
 from flash_kda import _ctypes, _errors, _operator
 
+README = Path(__file__).parents[2] / "README.md"
 HEADS = 2
 SCALE = 128**-0.5
 
@@ -55,6 +58,13 @@ def test_signature_is_upstreams():
     ]
     assert list(inspect.signature(flash_kda.explain).parameters) == names
     assert list(inspect.signature(flash_kda.get_workspace_size).parameters) == ["T_total", "H", "N"]
+
+
+@pytest.mark.skipif(not README.exists(), reason="not beside the source tree")
+def test_the_readmes_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(example, str(README), "exec"), {})
+    assert "[1, 1000, 4, 128]" in capsys.readouterr().out
 
 
 def test_version_is_the_installed_one():
@@ -140,6 +150,20 @@ def test_workspace_size_never_falls():
     assert all(isinstance(size, int) and size >= 0 for row in sizes for size in row)
     assert all(row == sorted(row) for row in sizes)
     assert flash_kda.get_workspace_size(100, 4) == flash_kda.get_workspace_size(100, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "exception", "says"),
+    [
+        ((5.0, 4), TypeError, "T_total: expected an int, got float"),
+        ((5, "4"), TypeError, "H: expected an int, got str"),
+        ((5, 4, -1), ValueError, "N: expected at least 0, got -1"),
+    ],
+)
+def test_wrong_sizes_of_a_workspace_are_named(sizes, exception, says):
+    with pytest.raises(exception) as caught:
+        flash_kda.get_workspace_size(*sizes)
+    assert str(caught.value) == says
 
 
 def test_given_workspace_may_be_dirty_and_large():

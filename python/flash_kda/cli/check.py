@@ -118,6 +118,8 @@ def _check(
 
 
 _PEERS = (peers.FLA_TRITON,)
+# Short or packed calls show nothing about a peer's errors, and Triton would tune kernels for each.
+_TOKENS_FOR_PEERS = 512
 _Call = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 
 
@@ -129,8 +131,7 @@ def _implementations(
         here = inputs.to(device)
         for name in machine.able(here.kwargs()):
             yield name, device, lambda n=name, x=here: _run_forced(n, x)
-        full = case.lengths is None or (0 not in case.lengths and case.rows == case.tokens)
-        fla_takes = full and case.rows > 0 and "bf16" not in (case.initial, case.final)
+        fla_takes = case.lengths is None and case.tokens >= _TOKENS_FOR_PEERS
         if with_peers and device.type == "cuda" and fla_takes and peers.missing_fla() is None:
             yield peers.FLA_TRITON, device, lambda x=here: peers.fla_triton(x)
 
