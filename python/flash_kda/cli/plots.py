@@ -51,10 +51,12 @@ def error_distributions(
             share = torch.histc(logs.float(), 90, low, high) / logs.numel()
             edges = torch.linspace(low, high, 91)[:-1]
             if name == REFERENCE:  # what rounding the output alone costs: the background
-                ax.fill_between(edges, share, step="post", label=name, color="lightgray")
+                ax.fill_between(
+                    edges, share, step="post", label=f"{name}: rounding", color="lightgray"
+                )
             else:
                 ax.step(edges, share, where="post", label=name, linewidth=1.2)
-        ax.set(title=inputs, xlabel="log10 |error| / RMS of the output")
+        ax.set(title=inputs, xlabel="log10 |error| / RMS of the output", ylabel="share of outputs")
         ax.legend(fontsize=7)
     for ax in axes[len(spread) :]:
         ax.set_visible(False)
