@@ -67,7 +67,9 @@ struct Verdict {
 FLASH_KDA_API Status plan_forward(const ForwardArgs& args, ForwardPlan* plan);
 
 // Computes out and final_state. On CUDA the work is queued on args.stream, with no allocation and
-// no host synchronisation. Nothing is written when the Status is not ok, unless it is kRuntime.
+// no host synchronisation (but for a check of cu_seqlens, which FLASH_KDA_CHECK=1 asks for: without
+// it, offsets that are not legal are clamped). Nothing is written when the Status is not ok, unless
+// it is kRuntime.
 FLASH_KDA_API Status forward(const ForwardArgs& args);
 
 // Every implementation in order of preference with its reason for refusing, plus the Status of
