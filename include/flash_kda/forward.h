@@ -77,7 +77,8 @@ FLASH_KDA_API Status forward(const ForwardArgs& args);
 FLASH_KDA_API Status explain(const ForwardArgs& args, std::vector<Verdict>* verdicts);
 
 // An upper bound of workspace_bytes over every implementation in this build for sequences of
-// tokens_total tokens in all. Integer arithmetic only; never falls when an argument grows.
+// tokens_total tokens in all. Integer arithmetic only; never falls when an argument grows. Negative
+// arguments count as 0.
 FLASH_KDA_API int64_t workspace_size(int64_t tokens_total, int64_t heads, int64_t sequences = 1);
 
 }  // namespace flash_kda

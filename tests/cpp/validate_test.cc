@@ -180,6 +180,32 @@ INSTANTIATE_TEST_SUITE_P(
                                     a->final_state.data =
                                         static_cast<float*>(a->initial_state.data) + 16;
                                   }},
+                      IllegalCase{
+                          "final_state_is_out",
+                          kValue,
+                          {"final_state", "overlaps out"},
+                          [](ForwardArgs* a) { a->final_state.data = a->out.data; }},
+                      IllegalCase{"workspace_is_out",
+                                  kValue,
+                                  {"workspace", "overlaps out"},
+                                  [](ForwardArgs* a) {
+                                    a->workspace = dense_tensor(a->out.data, DType::kUInt8, {64});
+                                  }},
+                      IllegalCase{
+                          "workspace_is_g",
+                          kValue,
+                          {"workspace", "overlaps g"},
+                          [](ForwardArgs* a) {
+                            a->workspace = dense_tensor(a->g.data, DType::kUInt8, {64});
+                          }},
+                      IllegalCase{
+                          "workspace_two_axes",
+                          kValue,
+                          {"workspace", "[bytes]", "[8, 8]"},
+                          [](ForwardArgs* a) {
+                            static unsigned char memory[64];
+                            a->workspace = dense_tensor(memory, DType::kUInt8, {8, 8});
+                          }},
                       IllegalCase{"workspace_dtype",
                                   kType,
                                   {"workspace", "uint8"},
@@ -224,6 +250,34 @@ TEST(Validate, LegalVariantsPass) {
   std::vector<int32_t> offsets = {0, 0, 7};
   args.cu_seqlens = dense_tensor(offsets.data(), DType::kInt32, {3});
   EXPECT_TRUE(forward(args).ok());
+}
+
+// What is asked of CUDA tensors beyond those of the CPU. Planning reads none of them.
+TEST(Validate, AlignmentOnCuda) {
+  ForwardInputs inputs(1, 8, 2);
+  ForwardArgs legal = inputs.args();
+  for (TensorRef* tensor :
+       {&legal.q, &legal.k, &legal.v, &legal.g, &legal.beta, &legal.out, &legal.A_log,
+        &legal.dt_bias, &legal.initial_state, &legal.final_state}) {
+    tensor->device = {DeviceType::kCuda, 0};
+    tensor->data = nullptr;
+  }
+  ForwardPlan plan;
+  EXPECT_NE(plan_forward(legal, &plan).code(), StatusCode::kInvalidValue);
+  const auto expect_named = [&](const ForwardArgs& args, const std::string& begin) {
+    const Status status = plan_forward(args, &plan);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidValue);
+    EXPECT_EQ(status.message().find(begin), 0U) << status.message();
+  };
+  ForwardArgs args = legal;
+  args.k.data = inputs.k.data() + 1;
+  expect_named(args, "k: expected data aligned to 16 bytes");
+  args = legal;
+  args.v.stride[1] += 4;
+  expect_named(args, "v: expected data aligned to 16 bytes and strides that are multiples of 8");
+  args = legal;
+  args.initial_state.data = inputs.initial_state.data() + 1;
+  expect_named(args, "initial_state: expected data aligned to 16 bytes");
 }
 
 // Planning needs no memory, running does.
@@ -273,9 +327,9 @@ TEST(Dispatch, ForcedImplementationRuns) {
 }
 
 TEST(Dispatch, WorkspaceSizeNeverFalls) {
-  for (int64_t tokens : {0, 1, 31, 32, 33, 1000, 100000}) {
-    for (int64_t heads : {1, 12, 96}) {
-      for (int64_t sequences : {1, 2, 257}) {
+  for (int64_t tokens : {-32, 0, 1, 31, 32, 33, 1000, 100000}) {
+    for (int64_t heads : {-1, 1, 12, 96}) {
+      for (int64_t sequences : {-1, 1, 2, 257}) {
         const int64_t size = workspace_size(tokens, heads, sequences);
         EXPECT_GE(size, 0);
         EXPECT_LE(size, workspace_size(tokens + 1, heads, sequences));

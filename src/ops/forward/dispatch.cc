@@ -106,6 +106,9 @@ Status explain(const ForwardArgs& args, std::vector<Verdict>* verdicts) {
 }
 
 int64_t workspace_size(int64_t tokens_total, int64_t heads, int64_t sequences) {
+  for (int64_t* extent : {&tokens_total, &heads, &sequences}) {
+    *extent = std::max<int64_t>(*extent, 0);  // implementations count on it
+  }
   int64_t most = 0;
   for (const ForwardImpl* impl : forward_impls()) {
     most = std::max(most, impl->workspace_bytes(tokens_total, heads, sequences));

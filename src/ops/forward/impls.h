@@ -13,7 +13,8 @@ struct ForwardImpl {
   const char* name;  // "cuda.sm90"
   // Ok, or the reason why it can't run this problem on this device (kUnsupported).
   Status (*accepts)(const ForwardProblem&);
-  // Bytes of workspace, for any problem of these totals; never falls when one grows.
+  // Bytes of workspace, for any problem of these totals, which are not negative; never falls when
+  // one grows.
   int64_t (*workspace_bytes)(int64_t tokens_total, int64_t heads, int64_t sequences);
   // Runs an accepted problem. The workspace has at least workspace_bytes.
   Status (*run)(const ForwardProblem&, void* workspace, int64_t workspace_bytes);
