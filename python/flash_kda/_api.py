@@ -84,11 +84,12 @@ def fwd(
     if lower_bound is None:
         raise ValueError(_NO_BOUND)
     try:
-        if torch.is_grad_enabled():
-            _refuse_gradients(
-                **{"q": q, "k": k, "v": v, "g": g, "beta": beta},
-                **{"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state},
-            )
+        reason = _gradients_wanted(
+            **{"q": q, "k": k, "v": v, "g": g, "beta": beta},
+            **{"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state},
+        )
+        if reason is not None:
+            raise NotImplementedError(reason)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         _forward(
@@ -113,13 +114,17 @@ def fwd(
     return out
 
 
-def _refuse_gradients(**inputs: torch.Tensor | None) -> None:
+def _gradients_wanted(**inputs: torch.Tensor | None) -> str | None:
+    """Why a call is refused that wants gradients; None where none are wanted."""
+    if not torch.is_grad_enabled():
+        return None
     names = [name for name, x in inputs.items() if x is not None and x.requires_grad]
-    if names:
-        raise NotImplementedError(
-            f"flash_kda.fwd is for inference only, and gradients are wanted of {', '.join(names)}: "
-            "call it under torch.inference_mode() or torch.no_grad(), or detach them."
-        )
+    if not names:
+        return None
+    return (
+        f"flash_kda.fwd is for inference only, and gradients are wanted of {', '.join(names)}: "
+        "call it under torch.inference_mode() or torch.no_grad(), or detach them."
+    )
 
 
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
@@ -173,8 +178,12 @@ def explain(
         "workspace": workspace,
     }
     _errors.check_tensors(given, optional)
-    if lower_bound is None:
-        return [Verdict(name, False, _NO_BOUND) for name in _ctypes.implementation_names()]
+    reason = _NO_BOUND if lower_bound is None else None
+    reason = reason or _gradients_wanted(
+        **given, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state
+    )
+    if reason is not None:
+        return [Verdict(name, False, reason) for name in _ctypes.implementation_names()]
     _errors.check_numbers({"scale": scale, "lower_bound": lower_bound})
     if out is None:
         optional["out"] = torch.empty_like(v, memory_format=torch.contiguous_format)

@@ -180,7 +180,8 @@ def _has_dense_rows(tensor: torch.Tensor) -> bool:
 
 def _forward_refusal(arguments: Mapping[str, Any]) -> list[str]:
     """No or one reason why no implementation runs these arguments of ``flash_kda.fwd``."""
-    verdicts = flash_kda.explain(**arguments)
+    with torch.no_grad():  # refusals() looks at gradients itself
+        verdicts = flash_kda.explain(**arguments)
     if any(verdict.accepted for verdict in verdicts):
         return []
     if len({verdict.reason for verdict in verdicts}) == 1:  # the arguments themselves are wrong

@@ -19,6 +19,7 @@ from support import Result, Target
 ITERATIONS_ENV = (
     "FLASH_KDA_TEST_ITERATIONS"  # of the test under memory traffic; 10000 for a release
 )
+CALLS_IN_A_THREAD = 20
 SLOW_PRODUCER_CYCLES = 50_000_000  # about 30 ms
 
 LINES = [
@@ -147,7 +148,7 @@ def test_two_streams_at_once(target: Target, line: str) -> None:
 
 def _run_in_thread(inputs: Inputs, device: int, results: list[Result]) -> None:
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-        for _ in range(20):
+        for _ in range(CALLS_IN_A_THREAD):
             fresh = inputs.fresh()
             flash_kda.fwd(**fresh.kwargs())
             results.append(Result(fresh.out, fresh.final_state))
@@ -166,6 +167,7 @@ def _in_threads(target: Target, calls: list[tuple[Inputs, int]]) -> list[list[Re
             thread.start()
         for thread in threads:
             thread.join()
+    assert [len(kept) for kept in results] == [CALLS_IN_A_THREAD] * len(calls), "a thread raised"
     return results
 
 
@@ -175,7 +177,6 @@ def test_two_threads_on_one_device(target: Target, line: str) -> None:
     both[1].q.copy_(both[1].k)
     expected = [target.run(inputs) for inputs in both]
     for results, right in zip(_in_threads(target, [(i, 0) for i in both]), expected, strict=True):
-        assert len(results) == 20
         for result in results:
             support.check_same(result, right)
 

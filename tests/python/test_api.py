@@ -222,8 +222,11 @@ def test_inference_only(target: Target, name: str) -> None:
     with pytest.raises(NotImplementedError, match=rf"inference.*\b{name}\b"):
         target.call(fresh)
     assert torch.isnan(fresh.out).all()
+    for verdict in flash_kda.explain(**fresh.kwargs()):
+        assert not verdict.accepted and "inference" in verdict.reason
     for context in (torch.no_grad, torch.inference_mode):
         with context():
+            assert any(verdict.accepted for verdict in flash_kda.explain(**leaf.kwargs()))
             support.check_same(target.run(leaf), expected)
 
 

@@ -70,6 +70,13 @@ def test_doctor_fails_where_nothing_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert "cpu: refuses: q: expected shape" in text and "RUNS" not in text
 
 
+def test_doctor_with_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--no-fla", "--device", "cpu", "--grad"]) == 1
+    text = capsys.readouterr().out
+    assert "cpu: refuses: flash_kda.fwd is for inference only" in text
+    assert "rejected: inference only, and gradients are wanted of q, k, v, g" in text
+
+
 def test_an_old_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.3.1+cu121")
     found = {finding.what: finding for finding in machine.findings()}
