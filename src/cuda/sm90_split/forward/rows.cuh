@@ -104,7 +104,6 @@ __device__ __forceinline__ void scale_values(const RawValues& values, const RowS
   }
 }
 
-
 // The largest |v| of rows g and g + 8 among this lane's tokens.
 __device__ __forceinline__ void value_maxima(const RawValues& values, float (&most)[2]) {
 #pragma unroll
