@@ -20,6 +20,7 @@ from flash_kda.cli import (
     check,
     demo,
     dispatch,
+    doctor,
     errors,
     machine,
     main,
@@ -68,6 +69,34 @@ def test_doctor_fails_where_nothing_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["doctor", "--no-fla", "--device", "cpu", "--head-dim", "64"]) == 1
     text = capsys.readouterr().out
     assert "cpu: refuses: q: expected shape" in text and "RUNS" not in text
+
+
+@pytest.mark.parametrize(
+    ("binding_env", "version", "text"),
+    [
+        ("ctypes", "2.15.0", "ctypes, as FLASH_KDA_BINDING wants"),
+        ("auto", "2.9.1", "needs torch >= 2.10"),
+        ("auto", "2.10.0+cpu", "not in this build or does not load"),
+    ],
+)
+def test_doctor_says_why_ctypes(
+    binding_env: str, version: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "USES_BINDING", False)
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setenv("FLASH_KDA_BINDING", binding_env)
+    assert text in doctor._build()
+
+
+def test_cuda_of_torch_does_not_matter_to_a_cpu_only_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+    for archs, good in ([], True), (["90a"], False):
+        monkeypatch.setattr(machine._ctypes, "built_cuda_archs", lambda archs=archs: archs)
+        found = {finding.what: finding for finding in machine.findings()}
+        assert found["CUDA of torch"].found == "12.1"
+        assert found["CUDA of torch"].good is good
 
 
 def test_doctor_with_gradients(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,11 @@ import os
 import sys
 from typing import Any
 
+import torch
+
 import flash_kda
 from flash_kda import _build_info, _ctypes, fla
-from flash_kda._operator import USES_BINDING
+from flash_kda._operator import BINDING_ENV, MIN_TORCH_FOR_BINDING, USES_BINDING
 from flash_kda.cli import dispatch, machine, tables
 
 DESCRIPTION = (
@@ -57,7 +59,6 @@ def _devices() -> str:
 
 def _build() -> str:
     archs = _ctypes.built_cuda_archs()
-    binding = "torch's stable ABI" if USES_BINDING else "ctypes (torch too old for the stable ABI)"
     made_with = [_build_info.COMPILER]
     if _build_info.CUDA:
         made_with.append(f"nvcc {_build_info.CUDA}")
@@ -68,11 +69,21 @@ def _build() -> str:
         "made with": ", ".join(made_with),
         "CUDA architectures": ", ".join(archs) if archs else "none, a CPU-only build",
         "implementations": ", ".join(_ctypes.implementation_names()) + " (best first)",
-        "binding": binding,
+        "binding": _binding(),
     }
     if forced := os.environ.get(machine.FORCE_ENV):
         lines[machine.FORCE_ENV] = f"{forced}, so that every other implementation refuses"
     return tables.facts(lines)
+
+
+def _binding() -> str:
+    if USES_BINDING:
+        return "torch's stable ABI"
+    if os.environ.get(BINDING_ENV) == "ctypes":
+        return f"ctypes, as {BINDING_ENV} wants"
+    if machine.version_tuple(torch.__version__) < MIN_TORCH_FOR_BINDING:
+        return f"ctypes; torch's stable ABI needs torch >= {machine.dotted(MIN_TORCH_FOR_BINDING)}"
+    return "ctypes; the binding to torch's stable ABI is not in this build or does not load"
 
 
 def _print_implementations(call: dict[str, Any]) -> bool:

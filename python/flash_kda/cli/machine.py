@@ -67,12 +67,11 @@ def findings() -> list[Finding]:
         _at_least("Python", platform.python_version(), MIN_PYTHON),
         _at_least("torch", torch.__version__, MIN_TORCH),
     ]
-    archs = _ctypes.built_cuda_archs()
-    if torch.version.cuda is None:
-        rows.append(Finding("CUDA of torch", "none", "none (CPU only)", True))
+    of_torch = torch.version.cuda
+    if of_torch is None or not _ctypes.built_cuda_archs():
+        rows.append(Finding("CUDA of torch", of_torch or "none", "none (CPU only)", True))
     else:
-        rows.append(_at_least("CUDA of torch", torch.version.cuda, MIN_CUDA))
-    if archs and torch.version.cuda is not None:
+        rows.append(_at_least("CUDA of torch", of_torch, MIN_CUDA))
         rows.append(_driver())
         for device in devices()[1:]:
             capability = dotted(torch.cuda.get_device_capability(device))
