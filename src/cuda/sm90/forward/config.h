@@ -28,9 +28,6 @@ static_assert(kChainThreads * kChainRegisters + kPrepareThreads * kPrepareRegist
                   65536,
               "the register file");
 
-// Preparation loops over slices of 16 channels: less code to fetch, or straight on.
-inline constexpr bool kRollSlices = true;
-
 // A tile of one tensor and chunk: [2 channel halves][32 tokens][64 channels] bf16. Rows of 128
 // bytes, whose 16-byte pieces lie at piece ^ (row % 8) (the 128-byte swizzle).
 inline constexpr int kRowBytes = 128;

@@ -3,7 +3,7 @@
 //
 //   X = V^T - S kd^T      R = X T^T      O^T = S qd^T + R M^T      S = S d + R kr
 //
-// tiles   q, k, g -> qd, kd, kr [32 x 128] bf16; T, M [32 x 32] bf16; d [128] fp32
+// tiles   q, k, g -> qd, kd, kr [32 x 128] fp16; T, M [32 x 32] fp16; d [128] fp32
 //         S [128 x 128] fp32 in registers, 64 V rows per chain warpgroup; X, R, O [64 x 32]
 // shared  6 stages of 29 KB (q, k, g become operands in place; T | M; d), 2 tiles of v, 2 tiles of
 //         out per V half, scratch of the preparation pairs, barriers (config.h)

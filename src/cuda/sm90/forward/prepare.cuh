@@ -335,13 +335,8 @@ struct Preparation {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum.L[block][i >> 2][i & 3] = sum.M[block][i >> 2][i & 3] = 0.0F;
     }
-    if constexpr (kRollSlices) {
-#pragma unroll 1
-      for (int s = 0; s < kSlices - 1; ++s) slice<false>(s);
-    } else {
-#pragma unroll
-      for (int s = 0; s < kSlices - 1; ++s) slice<false>(s);
-    }
+#pragma unroll 1  // a loop: less code to fetch
+    for (int s = 0; s < kSlices - 1; ++s) slice<false>(s);
     slice<true>(kSlices - 1);
   }
 };
