@@ -373,6 +373,21 @@ def test_bench_refuses_to_time_others(
         run_bench_cuda("one 1x16 1 bench fp32 fp32")
 
 
+def test_bench_goes_on_without_a_peer_that_raises(
+    cuda_on_the_cpu: dict[str, list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(inputs: cases.Inputs) -> None:
+        raise RuntimeError("out of resource")
+
+    monkeypatch.setattr(peers, "fla_triton", broken)
+    chosen = list(cases.parse("one 1x16 1 bench fp32 fp32"))
+    record = bench_cuda.run(chosen, torch.device("cpu"), ["auto"], ["fla"], 0.01)
+    assert set(record["rows"][0]["ms"]["warm"]) == {"auto", "copy"}
+    assert "one, without fla triton: RuntimeError: out of resource" in capsys.readouterr().err
+
+
 def test_bench_refuses_our_kernels_as_a_peers(cuda_on_the_cpu: dict[str, list[str]]) -> None:
     with pytest.raises(RuntimeError, match="expected FLA's kernels alone"):
         bench_cuda._check_kernels(peers.FLA_TRITON, lambda: None)

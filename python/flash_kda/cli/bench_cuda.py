@@ -59,11 +59,10 @@ def _row(
     source = torch.empty(case.bytes_moved // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     calls[COPY] = lambda: target.copy_(source)
-    if "fla" in wanted_peers:
+    if "fla" in wanted_peers and _fla_runs(case, inputs):
         calls[peers.FLA_TRITON] = lambda: peers.fla_triton(inputs)
-
-    if peers.FLA_TRITON in calls:
         without_workspace[peers.FLA_TRITON] = calls[peers.FLA_TRITON]
+
     memory = {n: timing.peak_bytes(call, device) for n, call in without_workspace.items()}
     kernels = {name: _check_kernels(name, call) for name, call in calls.items()}
     seconds = {
@@ -90,6 +89,17 @@ def _row(
             for state, found in seconds.items()
         },
     }
+
+
+def _fla_runs(case: cases.Case, inputs: cases.Inputs) -> bool:
+    """Whether FLA's kernels compile and run here; what they raise must not end our own rows."""
+    try:
+        peers.fla_triton(inputs)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        print(f"{case.name}, without {peers.FLA_TRITON}: {reason}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 def _our_calls(
