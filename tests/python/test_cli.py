@@ -464,6 +464,19 @@ def test_demo_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     path.write_text("one word")
     assert main(["demo", str(path), "--no-plot"]) == 2
     assert "at least 3 words, got 2" in capsys.readouterr().err
+    path.write_text("no word of this text comes twice")
+    assert main(["demo", str(path), "--no-plot"]) == 2
+    assert "words come again" in capsys.readouterr().err
+
+
+@has_matplotlib
+def test_demo_draws_a_short_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, picture = tmp_path / "text", tmp_path / "recall.png"
+    path.write_text("round and round and round it goes")
+    assert main(["demo", str(path), "--piece", "2", "--device", "cpu", "--out", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000
+    captured = capsys.readouterr()
+    assert "nan" not in captured.out + captured.err
 
 
 def test_demo_texts_are_shipped() -> None:

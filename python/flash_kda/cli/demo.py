@@ -86,6 +86,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         source, marks = _read(args.file)
         text = Text.read(source, args.words)
+        if (text.stored() < 0).all():
+            raise ValueError(
+                "expected a text in which words come again, got none: no recall to see"
+            )
     except (OSError, ValueError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
@@ -168,7 +172,8 @@ def _stream(text: Text, runs: list[_Run], piece: int, device: torch.device) -> N
             one.answers.append(text.answers(span, out))
         done += span.stop - span.start
         hits = (runs[0].answers[-1] == stored[span])[stored[span] >= 0]
-        _progress(done / len(stored), f"{hits.float().mean():.0%} recalled in this piece")
+        recalled = f"{hits.float().mean():.0%}" if len(hits) else "nothing to be"
+        _progress(done / len(stored), f"{recalled} recalled in this piece")
     print(file=sys.stderr)
 
 
@@ -229,7 +234,7 @@ def _plot(text: Text, runs: list[_Run], marks: dict[str, int], path: Path) -> No
         return
     stored, following = text.stored(), text.ids[2:]
     asked = (stored >= 0).float()
-    window = max(50, min(2000, len(stored) // 10))
+    window = min(len(stored), max(50, min(2000, len(stored) // 10)))
     places = torch.arange(window, len(stored) + 1).tolist()
 
     def over(hits: torch.Tensor, of: torch.Tensor) -> list[float]:
