@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <ostream>
-#include <string>
 #include <vector>
 
 #include "cpp/forward_inputs.h"

@@ -39,13 +39,4 @@ __device__ __forceinline__ void wait_stores_written() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
-// Brings `bytes` (a multiple of 16) into the L2 cache.
-__device__ __forceinline__ void prefetch_l2(const void* source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(source), "r"(bytes) : "memory");
-}
-
 }  // namespace flash_kda::cuda::ptx

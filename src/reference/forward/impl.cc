@@ -1,8 +1,6 @@
 // The oracle: the token loop of flash_kda/forward.h in double precision, written straight from the
 // equations. It shares no arithmetic with the fast implementations and is never optimised.
-#include <array>
 #include <cmath>
-#include <vector>
 
 #include "common/bf16.h"
 #include "ops/forward/impls.h"
