@@ -31,7 +31,9 @@ Status accepts(const ForwardImpl& impl, const ForwardProblem& problem, std::stri
   if (!forced.empty() && forced != impl.name) {
     return Status::unsupported(std::string(kForceEnv) + " forces " + std::string(forced));
   }
-  return impl.accepts(problem);
+  FLASH_KDA_RETURN_IF_ERROR(impl.accepts(problem));
+  if (forced == impl.name || impl.prefers == nullptr) return {};
+  return impl.prefers(problem);
 }
 
 Status choose(const ForwardProblem& problem, const ForwardImpl** chosen) {

@@ -18,6 +18,9 @@ struct ForwardImpl {
   int64_t (*workspace_bytes)(int64_t tokens_total, int64_t heads, int64_t sequences);
   // Runs an accepted problem. The workspace has at least workspace_bytes.
   Status (*run)(const ForwardProblem&, void* workspace, int64_t workspace_bytes);
+  // Ok, or that a later entry is expected to run this accepted problem faster (kUnsupported); null
+  // for always ok. Not asked of an implementation that is forced.
+  Status (*prefers)(const ForwardProblem&) = nullptr;
 };
 
 // Best first.

@@ -1,8 +1,6 @@
 // cuda.sm90: what it can run, and the way from a problem to its kernel.
 #include <algorithm>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "cuda/common/check.h"
 #include "cuda/common/device.h"
@@ -12,19 +10,12 @@
 #include "cuda/sm90/forward/kernel.h"
 #include "cuda/sm90/forward/tile_map.h"
 #include "cuda/sm90_split/forward/cost.h"
-#include "flash_kda/backends.h"
 #include "ops/forward/impls.h"
 
 namespace flash_kda::cuda::sm90 {
 namespace {
 
 constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
-
-// A forced implementation refuses only what it can't do.
-bool forced() {
-  const char* name = std::getenv(kForceEnv);
-  return name != nullptr && std::string_view(name) == kForward.name;
-}
 
 int64_t state_bytes(const Dense& state) {
   if (!state) return 0;
@@ -47,12 +38,14 @@ double split_microseconds(const ForwardProblem& problem, int64_t tokens, int64_t
          static_cast<double>(work.pairs * states) / kBytesPerMicrosecond;
 }
 
-Status check_preferred(const ForwardProblem& problem, int64_t multiprocessors) {
+Status prefers(const ForwardProblem& problem) {
   const int64_t items = problem.sequences * problem.heads;
-  if (forced() || items == 0) return {};
+  if (items == 0) return {};
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));
   const int64_t tokens = problem.tokens_total() / problem.sequences;
-  const double fused = total_microseconds(items, tokens, multiprocessors);
-  const double split = split_microseconds(problem, tokens, multiprocessors);
+  const double fused = total_microseconds(items, tokens, device->multiprocessors);
+  const double split = split_microseconds(problem, tokens, device->multiprocessors);
   if (fused <= kPreferred * split) return {};
   return Status::unsupported("expected to be faster than cuda.sm90_split, got an estimate of " +
                              std::to_string(static_cast<int64_t>(fused)) + " against " +
@@ -87,7 +80,7 @@ Status accepts(const ForwardProblem& problem) {
   FLASH_KDA_RETURN_IF_ERROR(check_mappable("v", problem, problem.v));
   FLASH_KDA_RETURN_IF_ERROR(check_mappable("g", problem, problem.g));
   FLASH_KDA_RETURN_IF_ERROR(check_mappable("out", problem, problem.out));
-  return check_preferred(problem, device->multiprocessors);
+  return {};
 }
 
 int64_t workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
@@ -144,6 +137,6 @@ Status run(const ForwardProblem& problem, void*, int64_t) {
 
 }  // namespace
 
-const ForwardImpl kForward = {"cuda.sm90", accepts, workspace_bytes, run};
+const ForwardImpl kForward = {"cuda.sm90", accepts, workspace_bytes, run, prefers};
 
 }  // namespace flash_kda::cuda::sm90
