@@ -63,4 +63,10 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// One lane of the warp, after what all its lanes did.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  if (elect_one()) mbarrier_arrive(barrier);
+}
+
 }  // namespace flash_kda::cuda::ptx

@@ -64,38 +64,6 @@ int choose_row_parts(const Options& options, int64_t sequence_heads,
   return sequence_heads * kMostParts <= room ? kMostParts : kMostParts / 2;
 }
 
-TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspace) {
-  TilePlan plan;
-  plan.sequences = static_cast<int32_t>(p.sequences);
-  plan.tokens = p.tokens;
-  if (p.cu_seqlens) {
-    plan.bounds = layout.bounds.in(workspace);
-    plan.first_slots = layout.first_slots.in(workspace);
-    plan.slot_sequences = layout.slot_sequences.in(workspace);
-    if (layout.windows == 1 && p.sequences <= kMostSorted) plan.order = layout.order.in(workspace);
-  } else {
-    plan.slots_per_sequence = static_cast<int32_t>(slots_of(p.tokens));
-  }
-  return plan;
-}
-
-PrepareParams prepare_params(const ForwardProblem& p, const TilePlan& plan) {
-  // A bound of 0 would make 0 * infinity; this one decays nothing either.
-  constexpr double kLeastBound = -1e-30;
-  PrepareParams params;
-  params.q = p.q;
-  params.k = p.k;
-  params.g = p.g;
-  params.beta = p.beta;
-  params.A_log = p.A_log;
-  params.dt_bias = p.dt_bias;
-  params.inverse_bound =
-      static_cast<float>(1.0 / std::min(p.lower_bound * 1.4426950408889634, kLeastBound));
-  params.heads = static_cast<int32_t>(p.heads);
-  params.plan = plan;
-  return params;
-}
-
 RecurrenceParams recurrence_params(const ForwardProblem& p, const TilePlan& plan) {
   RecurrenceParams params;
   params.v = p.v;
@@ -140,7 +108,11 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
   auto* stream = static_cast<cudaStream_t>(p.stream);
 
-  const TilePlan plan = make_plan(p, layout, workspace);
+  TilePlan plan = make_plan(p, layout.bounds.in(workspace), layout.first_slots.in(workspace),
+                            layout.slot_sequences.in(workspace));
+  if (p.cu_seqlens && layout.windows == 1 && p.sequences <= kMostSorted) {
+    plan.order = layout.order.in(workspace);
+  }
   if (p.cu_seqlens) FLASH_KDA_RETURN_IF_ERROR(launch_plan({p.cu_seqlens, plan}, stream));
   PrepareParams prepare = prepare_params(p, plan);
   RecurrenceParams recurrence = recurrence_params(p, plan);

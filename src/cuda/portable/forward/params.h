@@ -43,4 +43,11 @@ struct RecurrenceParams {
   Carry carry_in, carry_out;  // not the same memory: a window can begin and end inside sequences
 };
 
+// The plan of a problem. The tables, in the workspace, are for cu_seqlens; launch_plan fills them.
+TilePlan make_plan(const ForwardProblem& problem, int64_t* bounds, int32_t* first_slots,
+                   int32_t* slot_sequences);
+
+// All but where the records go and which window.
+PrepareParams prepare_params(const ForwardProblem& problem, const TilePlan& plan);
+
 }  // namespace flash_kda::cuda::portable

@@ -5,6 +5,8 @@
 // that no contents of cu_seqlens lead outside the tensors.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 #include "cuda/portable/forward/config.h"

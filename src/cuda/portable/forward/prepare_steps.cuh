@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
+#include "cuda/common/numbers.cuh"
 #include "cuda/common/tilt.cuh"
 #include "cuda/portable/forward/gate.cuh"
-#include "cuda/portable/forward/numbers.cuh"
 #include "cuda/portable/forward/params.h"
 #include "cuda/portable/forward/products.cuh"
 #include "cuda/portable/forward/record.cuh"

@@ -10,9 +10,9 @@
 // makes all copies visible and says that chunk j - 1 is consumed; only then its stage is filled
 // again, with chunk j - 1 + kStages. Tiles of v and out belong to one warp, copies included.
 #include "cuda/common/check.h"
+#include "cuda/common/numbers.cuh"
 #include "cuda/common/per_device.h"
 #include "cuda/portable/forward/launch.h"
-#include "cuda/portable/forward/numbers.cuh"
 #include "cuda/portable/forward/params.h"
 #include "cuda/portable/forward/record.cuh"
 #include "cuda/portable/forward/recurrence_steps.cuh"

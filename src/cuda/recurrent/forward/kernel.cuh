@@ -13,6 +13,7 @@
 
 #include <cuda_bf16.h>
 
+#include "cuda/ptx/math.cuh"
 #include "ops/forward/problem.h"
 #include "ops/forward/spec.h"
 
@@ -62,13 +63,8 @@ __device__ __forceinline__ Span find_span(const ForwardProblem& p, int64_t seque
 }
 
 __device__ __forceinline__ Channels unpack(uint2 words) {
-  return {{__uint_as_float(words.x << 16), __uint_as_float(words.x & 0xffff0000U),
-           __uint_as_float(words.y << 16), __uint_as_float(words.y & 0xffff0000U)}};
-}
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
+  return {{ptx::low_bf16(words.x), ptx::high_bf16(words.x), ptx::low_bf16(words.y),
+           ptx::high_bf16(words.y)}};
 }
 
 __device__ __forceinline__ int64_t row_offset(const Rows& rows, const Span& span, int64_t token,
@@ -169,7 +165,8 @@ struct StateRows {
     for (int r = 0; r < kRowsPerWarp; ++r) {
       if (state.dtype == DType::kBFloat16) {
         auto* row = static_cast<__nv_bfloat16*>(state.data) + offset + r * kHeadDim;
-        *reinterpret_cast<uint2*>(row) = make_uint2(pack(s[r][0], s[r][1]), pack(s[r][2], s[r][3]));
+        *reinterpret_cast<uint2*>(row) =
+            make_uint2(ptx::pack_bf16(s[r][0], s[r][1]), ptx::pack_bf16(s[r][2], s[r][3]));
       } else {
         auto* row = static_cast<float*>(state.data) + offset + r * kHeadDim;
         *reinterpret_cast<float4*>(row) = make_float4(s[r][0], s[r][1], s[r][2], s[r][3]);

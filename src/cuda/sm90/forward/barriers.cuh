@@ -84,11 +84,9 @@ struct Barriers {
   }
 };
 
-// One lane of the warp, after what all its lanes did.
-__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  __syncwarp();
-  if (ptx::elect_one()) ptx::mbarrier_arrive(barrier);
-}
+using ptx::warp_arrive;
+
+// At two barriers.
 __device__ __forceinline__ void warp_arrive(uint32_t first, uint32_t second) {
   __syncwarp();
   if (ptx::elect_one()) {

@@ -177,12 +177,6 @@ __device__ __forceinline__ float zero() {
   return x;
 }
 
-// One lane of the warp, after what all its lanes did.
-__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  __syncwarp();
-  if (ptx::elect_one()) ptx::mbarrier_arrive(barrier);
-}
-
 // One warpgroup's rows on their way through a segment. A chunk is read (X, R and the state's part
 // of O), then the state is updated and O completed.
 template <bool kOutput>
@@ -323,7 +317,7 @@ __device__ __forceinline__ void run_chain(Chain<kOutput>& chain, const WarpToken
 #pragma unroll 1
   for (int32_t chunk = tokens.begin; chunk < end; ++chunk) {
     chain.update(tokens, ring.stage(before));
-    if (chunk > tokens.begin) warp_arrive(ring.empty(before));
+    if (chunk > tokens.begin) ptx::warp_arrive(ring.empty(before));
     chain.read(tokens, chunk, out_scale, ring.stage(cursor.slot), ring.full(cursor.slot),
                cursor.parity);
     before = cursor.slot;

@@ -79,37 +79,6 @@ Division division_of(const ForwardProblem& p, const Layout& layout, const Option
   return division;
 }
 
-TilePlan make_plan(const ForwardProblem& p, const Layout& layout, void* workspace) {
-  TilePlan plan;
-  plan.sequences = static_cast<int32_t>(p.sequences);
-  plan.tokens = p.tokens;
-  if (p.cu_seqlens) {
-    plan.bounds = layout.bounds.in(workspace);
-    plan.first_slots = layout.first_slots.in(workspace);
-    plan.slot_sequences = layout.slot_sequences.in(workspace);
-  } else {
-    plan.slots_per_sequence = static_cast<int32_t>(portable::slots_of(p.tokens));
-  }
-  return plan;
-}
-
-PrepareParams prepare_params(const ForwardProblem& p, const TilePlan& plan) {
-  // A bound of 0 would make 0 * infinity; this one decays nothing either.
-  constexpr double kLeastBound = -1e-30;
-  PrepareParams params;
-  params.q = p.q;
-  params.k = p.k;
-  params.g = p.g;
-  params.beta = p.beta;
-  params.A_log = p.A_log;
-  params.dt_bias = p.dt_bias;
-  params.inverse_bound =
-      static_cast<float>(1.0 / std::min(p.lower_bound * 1.4426950408889634, kLeastBound));
-  params.heads = static_cast<int32_t>(p.heads);
-  params.plan = plan;
-  return params;
-}
-
 SplitParams split_params(const ForwardProblem& p, const TilePlan& plan) {
   SplitParams params;
   params.v = p.v;
@@ -148,14 +117,16 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
   auto* stream = static_cast<cudaStream_t>(p.stream);
 
-  const TilePlan plan = make_plan(p, layout, workspace);
+  const TilePlan plan =
+      portable::make_plan(p, layout.bounds.in(workspace), layout.first_slots.in(workspace),
+                          layout.slot_sequences.in(workspace));
   if (p.cu_seqlens) {
     FLASH_KDA_RETURN_IF_ERROR(portable::launch_plan({p.cu_seqlens, plan}, stream));
   }
   const Division division = division_of(p, layout, options, *device);
   const int64_t sequences = sequences_per_window(p, layout);
   const int64_t cuts = layout.slots_per_window / division.segment_chunks;
-  PrepareParams prepare = prepare_params(p, plan);
+  PrepareParams prepare = portable::prepare_params(p, plan);
   SplitParams split = split_params(p, plan);
   split.segments = {static_cast<int32_t>(division.segment_chunks),
                     static_cast<int32_t>(sequences + cuts)};

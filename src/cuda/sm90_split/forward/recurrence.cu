@@ -52,9 +52,8 @@ __device__ __forceinline__ void pass_state(const SplitParams& p, int64_t begin, 
     return;
   }
   for (int i = 2 * threadIdx.x; i < count; i += 2 * blockDim.x) {
-    const float2 x =
-        given ? portable::load_pair(p.initial_state, begin + i) : make_float2(0.0F, 0.0F);
-    portable::store_pair(p.final_state, begin + i, x.x, x.y);
+    const float2 x = given ? load_pair(p.initial_state, begin + i) : make_float2(0.0F, 0.0F);
+    store_pair(p.final_state, begin + i, x.x, x.y);
   }
 }
 

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "cuda/portable/forward/numbers.cuh"
+#include "cuda/common/numbers.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/minmax.cuh"
 #include "cuda/sm90_split/forward/config.h"
@@ -47,7 +47,7 @@ __device__ __forceinline__ int matrix_index(int row, int lane) {
 __device__ __forceinline__ void load_rows(const Dense& from, int64_t index, StateRows& state) {
 #pragma unroll
   for (int i = 0; i < kStateRegisters / 2; ++i) {
-    const float2 x = portable::load_pair(from, index + 8 * (i >> 1) + 8 * kHeadDim * (i & 1));
+    const float2 x = load_pair(from, index + 8 * (i >> 1) + 8 * kHeadDim * (i & 1));
     state[2 * i] = x.x;
     state[2 * i + 1] = x.y;
   }
@@ -58,8 +58,8 @@ __device__ __forceinline__ void store_rows(const Dense& to, int64_t index, const
                                            const float (&factor)[2], int swizzle = 0) {
 #pragma unroll
   for (int i = 0; i < kStateRegisters / 2; ++i) {
-    portable::store_pair(to, index + (8 * (i >> 1) ^ swizzle) + 8 * kHeadDim * (i & 1),
-                         state[2 * i] * factor[i & 1], state[2 * i + 1] * factor[i & 1]);
+    store_pair(to, index + (8 * (i >> 1) ^ swizzle) + 8 * kHeadDim * (i & 1),
+               state[2 * i] * factor[i & 1], state[2 * i + 1] * factor[i & 1]);
   }
 }
 

@@ -6,7 +6,7 @@
 #include "cuda/ptx/math.cuh"
 #include "ops/forward/problem.h"
 
-namespace flash_kda::cuda::portable {
+namespace flash_kda::cuda {
 
 __device__ __forceinline__ float load_number(const void* data, DType dtype, int64_t index) {
   if (dtype == DType::kFloat32) return static_cast<const float*>(data)[index];
@@ -31,4 +31,4 @@ __device__ __forceinline__ void store_pair(const Dense& dense, int64_t index, fl
   }
 }
 
-}  // namespace flash_kda::cuda::portable
+}  // namespace flash_kda::cuda
