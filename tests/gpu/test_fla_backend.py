@@ -8,8 +8,8 @@ exact, here so with --run-slow; else it is the fp64 token loop, which needs no c
 How long it takes: the tests above the line "Triton" run our kernels and a token loop of at most
 4096 tokens, some launches each, seconds in all. Those below it, and all with --run-slow, wait for
 Triton to compile FLA's kernels: about 8 forward and as many backward, for every number of heads and
-kind of call. To tune each over its 4 to 36 configurations would alone take minutes, so these tests
-take the first one, and make few such calls without --run-slow.
+kind of call. To tune each over its 4 to 36 configurations would alone take minutes, so all tests
+take the first one (peers.untuned), and make few such calls without --run-slow.
 """
 
 from __future__ import annotations
@@ -45,11 +45,9 @@ def _shipped_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _untuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton compiles one configuration of a kernel instead of all to choose from."""
-    tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
-    prune = tuner.prune_configs
-    monkeypatch.setattr(tuner, "prune_configs", lambda self, given: prune(self, given)[:1])
+def _untuned() -> Iterator[None]:
+    with peers.untuned():
+        yield
 
 
 def make(line: str) -> cases.Inputs:

@@ -133,7 +133,12 @@ def _implementations(
             yield name, device, lambda n=name, x=here: _run_forced(n, x)
         fla_takes = case.lengths is None and case.tokens >= _TOKENS_FOR_PEERS
         if with_peers and device.type == "cuda" and fla_takes and peers.missing_fla() is None:
-            yield peers.FLA_TRITON, device, lambda x=here: peers.fla_triton(x)
+            yield peers.FLA_TRITON, device, lambda x=here: _fla_triton(x)
+
+
+def _fla_triton(inputs: cases.Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    with peers.untuned():
+        return peers.fla_triton(inputs)
 
 
 def _run_forced(name: str, inputs: cases.Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -194,6 +199,8 @@ def _body(rows: list[Row]) -> str:
         "output, S: final state. Relative: norm of the difference by norm of the exact. The rows "
         "of reference show what rounding the results alone costs."
     )
+    if fla:
+        summary += f" {peers.FLA_TRITON}: each kernel in the first of its configurations."
     return tables.markdown(header, lines) + "\n\n" + summary
 
 

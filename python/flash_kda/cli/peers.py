@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+from collections.abc import Iterator
 
 import torch
 
@@ -35,6 +37,19 @@ def fla_triton(x: Inputs) -> Result:
 
     with environment(OPT_OUT_ENV, "0"), torch.inference_mode():
         return chunk_kda(**fla_arguments(x))
+
+
+@contextlib.contextmanager
+def untuned() -> Iterator[None]:
+    """Triton compiles the first configuration of a kernel instead of all of them to time each:
+    seconds, not minutes. It changes how fast a kernel is, so this is for everything but times."""
+    tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    prune = tuner.prune_configs
+    tuner.prune_configs = lambda self, given: prune(self, given)[:1]
+    try:
+        yield
+    finally:
+        tuner.prune_configs = prune
 
 
 def fla_arguments(x: Inputs) -> dict[str, object]:
