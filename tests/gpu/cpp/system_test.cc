@@ -1,15 +1,13 @@
-// cuda.portable as part of a system: graphs, streams, repetition, sizes beyond 32 bits.
+// Every CUDA implementation as part of a system: graphs, streams, repetition, sizes beyond 32 bits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 #include <vector>
 
-#include "cpp/cpu_inputs.h"
-#include "gpu/cpp/device_call.h"
-#include "ops/forward/impls.h"
+#include "gpu/cpp/target.h"
 
-namespace flash_kda::cuda::portable {
+namespace flash_kda {
 namespace {
 
 using testing::check_cuda;
@@ -18,27 +16,11 @@ using testing::Exact;
 using testing::exact_forward;
 using testing::ForwardInputs;
 using testing::output_error;
-using testing::state_error;
+using testing::Target;
+using testing::Tolerance;
 
-class PortableSystem : public ::testing::Test {
- protected:
-  void SetUp() override {
-    ForwardProblem problem;
-    problem.device = {DeviceType::kCuda, 0};
-    const Status status = kForward.accepts(problem);
-    if (!status.ok()) GTEST_SKIP() << status.message();
-  }
-
-  static void queue(DeviceCall* call, cudaStream_t stream = nullptr) {
-    ForwardProblem p;
-    call->args().stream = stream;
-    const Status legal = call->problem(&p);
-    ASSERT_TRUE(legal.ok()) << legal.message();
-    const int64_t bytes = kForward.workspace_bytes(p.tokens_total(), p.heads, p.sequences);
-    const Status status = kForward.run(p, call->workspace(bytes), bytes);
-    ASSERT_TRUE(status.ok()) << status.message();
-  }
-};
+using System = testing::GpuTest;
+FLASH_KDA_GPU_SUITE(System);
 
 class Stream {
  public:
@@ -52,7 +34,7 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-TEST_F(PortableSystem, RepeatsBitForBit) {
+TEST_P(System, RepeatsBitForBit) {
   ForwardInputs x(1, 700, 8, {0, 300, 301, 700});
   ForwardArgs args = x.args();
   DeviceCall call(args);
@@ -68,7 +50,7 @@ TEST_F(PortableSystem, RepeatsBitForBit) {
   }
 }
 
-TEST_F(PortableSystem, GraphReplaysWithNewContents) {
+TEST_P(System, GraphReplaysWithNewContents) {
   ForwardInputs x(1, 200, 2, {0, 50, 120, 200});
   ForwardArgs args = x.args();
   DeviceCall call(args);
@@ -76,12 +58,12 @@ TEST_F(PortableSystem, GraphReplaysWithNewContents) {
   ForwardProblem p;
   call.args().stream = stream.get();
   ASSERT_TRUE(call.problem(&p).ok());
-  const int64_t bytes = kForward.workspace_bytes(p.tokens_total(), p.heads, p.sequences);
+  const int64_t bytes = GetParam().workspace_bytes(p.tokens_total(), p.heads, p.sequences);
   void* workspace = call.workspace(bytes);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
   check_cuda(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal));
-  const Status status = kForward.run(p, workspace, bytes);
+  const Status status = GetParam().run(p, workspace, bytes);
   check_cuda(cudaStreamEndCapture(stream.get(), &graph));
   ASSERT_TRUE(status.ok()) << status.message();
   check_cuda(cudaGraphInstantiate(&replay, graph, 0));
@@ -104,7 +86,7 @@ TEST_F(PortableSystem, GraphReplaysWithNewContents) {
     fresh.fetch();
     const std::vector<uint16_t> out = x.out;
     const std::vector<float> state = x.final_state;
-    EXPECT_LE(output_error(args, exact), 2.5e-3);
+    EXPECT_LE(output_error(args, exact), Tolerance{}.output);
     // The mirror of `call` belongs to the vectors it was made from; bring the contents there.
     for (const auto& [host, device] :
          {std::pair<const TensorRef&, const TensorRef&>{args.q, call.args().q},
@@ -135,7 +117,7 @@ TEST_F(PortableSystem, GraphReplaysWithNewContents) {
   check_cuda(cudaGraphDestroy(graph));
 }
 
-TEST_F(PortableSystem, TwoStreamsAtOnce) {
+TEST_P(System, TwoStreamsAtOnce) {
   ForwardInputs a(1, 1500, 4, {}, 1), b(2, 700, 4, {}, 2);
   ForwardArgs args_a = a.args(), args_b = b.args();
   DeviceCall call_a(args_a), call_b(args_b);
@@ -192,14 +174,12 @@ class DeviceProblem {
   ForwardArgs& args() { return args_; }
   int64_t row_elements() const { return heads_ * kHeadDim; }
 
-  void run() {
+  void run(const Target& target) {
     ForwardProblem p;
     ASSERT_TRUE(validate(args_, &p).ok());
-    const Status legal = kForward.accepts(p);
-    ASSERT_TRUE(legal.ok()) << legal.message();
-    const int64_t bytes = kForward.workspace_bytes(p.tokens_total(), p.heads, p.sequences);
+    const int64_t bytes = target.workspace_bytes(p.tokens_total(), p.heads, p.sequences);
     void* workspace = allocate(bytes);
-    const Status status = kForward.run(p, workspace, bytes);
+    const Status status = target.run(p, workspace, bytes);
     ASSERT_TRUE(status.ok()) << status.message();
     check_cuda(cudaDeviceSynchronize());
   }
@@ -267,14 +247,24 @@ class DeviceProblem {
   std::vector<void*> memories_;
 };
 
+// Not in segments that a test chooses, whose maps would outgrow the workspace, and not token by
+// token.
+using Sizes = testing::GpuTest;
+INSTANTIATE_TEST_SUITE_P(
+    All, Sizes,
+    ::testing::Values(testing::whole_target("portable", cuda::portable::kForward),
+                      testing::whole_target("sm90", cuda::sm90::kForward),
+                      testing::whole_target("split", cuda::sm90_split::kForward)),
+    [](const ::testing::TestParamInfo<Target>& i) { return i.param.name; });
+
 // Offsets beyond 2^31 elements: the last sequence alone gives the same bits.
-TEST_F(PortableSystem, MoreThanTwoBillionElements) {
+TEST_P(Sizes, MoreThanTwoBillionElements) {
   constexpr int64_t kTokens = 174800, kLast = 1037, kHeads = 96;
   DeviceProblem all(1, kTokens, kHeads, {0, kTokens - kLast, kTokens});
-  all.run();
+  all.run(GetParam());
   DeviceProblem last(1, kLast, kHeads, {});
   last.take_inputs(all, kTokens - kLast);
-  last.run();
+  last.run(GetParam());
   const int64_t row = all.row_elements(), state = kHeads * kHeadDim * kHeadDim;
   EXPECT_EQ(DeviceProblem::part(all.args().out, (kTokens - kLast) * row, kLast * row),
             DeviceProblem::part(last.args().out, 0, kLast * row));
@@ -282,7 +272,7 @@ TEST_F(PortableSystem, MoreThanTwoBillionElements) {
             DeviceProblem::part(last.args().final_state, 0, state));
 }
 
-TEST_F(PortableSystem, MoreThan65535SequencesTimesHeads) {
+TEST_P(Sizes, MoreThan65535SequencesTimesHeads) {
   constexpr int64_t kSequences = 2050, kLength = 16, kHeads = 32;
   const auto offsets = [](int64_t sequences) {
     std::vector<int64_t> values;
@@ -290,11 +280,11 @@ TEST_F(PortableSystem, MoreThan65535SequencesTimesHeads) {
     return values;
   };
   DeviceProblem all(1, kSequences * kLength, kHeads, offsets(kSequences));
-  all.run();
+  all.run(GetParam());
   for (int64_t half = 0; half < 2; ++half) {
     DeviceProblem part(1, kSequences / 2 * kLength, kHeads, offsets(kSequences / 2));
     part.take_inputs(all, half * kSequences / 2 * kLength);
-    part.run();
+    part.run(GetParam());
     const int64_t rows = kSequences / 2 * kLength * part.row_elements();
     ASSERT_EQ(DeviceProblem::part(all.args().out, half * rows, rows),
               DeviceProblem::part(part.args().out, 0, rows));
@@ -305,13 +295,13 @@ TEST_F(PortableSystem, MoreThan65535SequencesTimesHeads) {
 }
 
 // 70000 sequences of one token give what 70000 batch entries of one token give.
-TEST_F(PortableSystem, ManySingleTokens) {
+TEST_P(Sizes, ManySingleTokens) {
   constexpr int64_t kSequences = 70000;
   std::vector<int64_t> offsets;
   for (int64_t n = 0; n <= kSequences; ++n) offsets.push_back(n);
   DeviceProblem packed(1, kSequences, 1, offsets), batch(kSequences, 1, 1, {});
-  packed.run();
-  batch.run();
+  packed.run(GetParam());
+  batch.run(GetParam());
   EXPECT_EQ(DeviceProblem::part(packed.args().out, 0, kSequences * kHeadDim),
             DeviceProblem::part(batch.args().out, 0, kSequences * kHeadDim));
   const int64_t states = kSequences * kHeadDim * kHeadDim;
@@ -320,4 +310,4 @@ TEST_F(PortableSystem, ManySingleTokens) {
 }
 
 }  // namespace
-}  // namespace flash_kda::cuda::portable
+}  // namespace flash_kda
