@@ -60,12 +60,11 @@ def test_cost_of_a_token_among_many_sequences() -> None:
     assert seconds_many / 256 <= 1.15 * seconds_few / 8
 
 
-@pytest.mark.parametrize("heads", [1, 12, 96])
-@pytest.mark.parametrize("tokens", [16, 64, 512, 2048])
-def test_choice_of_the_implementation(tokens: int, heads: int) -> None:
+@pytest.mark.parametrize("one", support.cases.load("choice"), ids=lambda one: one.name)
+def test_choice_of_the_implementation(one: support.cases.Case) -> None:
     """An automatic choice made short calls ten times slower after an upgrade
     (flashinfer-ai/flashinfer#4607): it is within a tenth of the best forced one."""
-    inputs = _draw(f"1x{tokens} {heads} bench fp32 fp32")
+    inputs = support.cases.make_inputs(one, "cuda", "cuda")
     accepted = machine.able(inputs.kwargs())
     calls = {name: _call(inputs, name) for name in accepted}
     times = _seconds({"automatic": _call(inputs), **calls})

@@ -53,7 +53,7 @@ def test_bytes_that_must_move() -> None:
     assert case("1x10 3 randn none none").bytes_moved == tokens
 
 
-@pytest.mark.parametrize("name", ["accuracy", "shapes", "bench", "bench_cpu", "fla"])
+@pytest.mark.parametrize("name", ["accuracy", "shapes", "bench", "bench_cpu", "choice", "fla"])
 def test_the_lists_read(name: str) -> None:
     assert cases.load(name)
 

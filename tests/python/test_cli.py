@@ -264,6 +264,7 @@ def test_a_cut_run_leaves_its_rows(
     with pytest.raises(KeyboardInterrupt):
         main(arguments + (["--peers"] if command == "bench" else []))
     (path,) = tmp_path.glob("*.json")
+    assert path.stem.endswith("-two" if command == "bench" else "-errors")
     assert {row["case"] for row in json.loads(path.read_text())["rows"]} == {"first"}
     assert path.with_suffix(".md").read_text().count("cpu") > 1
     assert "first" in capsys.readouterr().err
@@ -359,6 +360,11 @@ def test_bench_on_a_gpu_but_for_the_gpu(
     report = bench_cuda.report(record)
     assert "cpu (auto)" in report and "apart, %" in report and "1x64" in report
     assert "3.0" in report  # MiB
+    assert "automatic choice" not in bench_cuda.report(run_bench_cuda(lines))
+    ms = first["ms"]["flushed"]
+    ms |= {"auto": 0.3, "cpu": 0.2, "reference": 0.4}
+    record["rows"][1]["ms"]["flushed"] |= {"auto": 0.2, "cpu": 0.2, "reference": 0.4}
+    assert "takes at most 1.50 times as long" in bench_cuda.report(record)
     if plots.missing() is None:
         bench_cuda.plot(record, tmp_path / "plot.png", "title")
         assert (tmp_path / "plot.png").stat().st_size > 5_000

@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, default=0.25, help="for each call of each case (default 0.25)"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write <device>.md, .json and .png there"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="write <device>[-<lists of --cases>].md, .json and .png there",
     )
 
 
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         device=machine.device_name(device),
         about=machine.description(device),
         folder=args.out,
-        stem=machine.file_stem(device),
+        stem="-".join([machine.file_stem(device), *(Path(name).stem for name in args.cases or [])]),
     )
 
     def keep(record: dict[str, Any]) -> None:

@@ -200,10 +200,31 @@ def report(record: dict[str, Any]) -> str:
     ]
     if spread := _gate_spread(rows):
         parts.append(spread)
+    if choice := _choice(rows):
+        parts.append(choice)
     if record["host_us"]:
         host = ", ".join(f"{name} {us:.1f} us" for name, us in record["host_us"].items())
         parts.append(f"Host time of a call from Python, out and workspace given: {host}.")
     return "\n\n".join(parts)
+
+
+def _choice(rows: list[dict[str, Any]]) -> str:
+    """How far the automatic choice is from the best implementation, where others were timed."""
+    found = []
+    for row in rows:
+        ms = row["ms"]["flushed"]
+        others = {name: ms[name] for name in row["implementations"] if name != "auto"}
+        if "auto" in ms and others:
+            best = min(others, key=lambda name, x=others: x[name])
+            found.append((ms["auto"] / others[best], row, best))
+    if not found:
+        return ""
+    ratio, row, best = max(found, key=lambda x: x[0])
+    return (
+        f"The automatic choice takes at most {ratio:.2f} times as long as the best of the "
+        f"implementations ({row['tokens']}, H = {row['heads']}, {row['inputs']}: "
+        f"{row['implementations']['auto']}, {best})."
+    )
 
 
 def _gate_spread(rows: list[dict[str, Any]]) -> str:
