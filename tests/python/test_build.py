@@ -1,5 +1,6 @@
 """The build: which architectures, how many jobs, whose headers, and what a wheel contains."""
 
+import json
 import os
 import re
 import shutil
@@ -38,6 +39,10 @@ def run_cmake(*arguments, cwd, **environment):
         text=True,
     )
     return result.returncode, result.stdout
+
+
+def find_in_toolkit(name):
+    return shutil.which(name) or shutil.which(name, path="/usr/local/cuda/bin")
 
 
 @pytest.fixture
@@ -192,6 +197,25 @@ def test_jobs_are_bounded_by_the_cores(configure, nvcc):
     assert 1 <= jobs * threads <= max(1, len(os.sched_getaffinity(0)))
 
 
+@pytest.mark.parametrize(
+    ("cores", "gib", "most"), [(128, 16, 6), (128, 2, 1), (2, 24, 2), (64, 1024, 64)]
+)
+def test_jobs_fit_into_the_memory(configure, nvcc, tmp_path, cores, gib, most):
+    """At 2.5 GiB for each compiler, whatever the number of cores."""
+    status, output = configure(
+        CUDACXX=nvcc(),
+        FLASH_KDA_CUDA_ARCHS="all",
+        body=f"function(flash_kda_cores out)\n  set(${{out}} {cores} PARENT_SCOPE)\nendfunction()\n"
+        "function(flash_kda_memory_mib out)\n"
+        f"  set(${{out}} {gib * 1024} PARENT_SCOPE)\nendfunction()\n"
+        "flash_kda_plan_jobs(jobs threads)\n"
+        'message(STATUS "planned [${jobs}] [${threads}]")\n',
+    )
+    assert status == 0, output
+    jobs, threads = map(int, re.search(r"planned \[(\d+)\] \[(\d+)\]", output).groups())
+    assert most // 2 < jobs * threads <= most
+
+
 def test_jobs_and_threads_are_honoured(configure, nvcc):
     status, output = configure(
         CUDACXX=nvcc(), FLASH_KDA_CUDA_ARCHS="all", MAX_JOBS="3", NVCC_THREADS="5"
@@ -268,6 +292,25 @@ def test_other_cutlass_on_the_include_path_never_wins(configure, tmp_path):
     assert status == 0, output
 
 
+def test_cutlass_comes_before_the_toolkits_folder(tmp_path):
+    """That folder can hold another CUTLASS, as an environment of conda's does."""
+    if shutil.which("ninja") is None or find_in_toolkit("nvcc") is None:
+        pytest.skip("ninja or nvcc is not installed")
+    ours = make_cutlass(tmp_path / "cutlass") / "include"
+    status, output = run_cmake(
+        *("-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build"),
+        *("-DFLASH_KDA_CUDA_ARCHS=90a", f"-DFLASH_KDA_CUTLASS_DIR={ours}"),
+        cwd=tmp_path,
+    )
+    assert status == 0, output
+    commands = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
+    kernels = [c["command"] for c in commands if c["file"].endswith(".cu")]
+    assert kernels
+    for command in kernels:  # what is given with -isystem comes after all of these
+        folders = re.findall(r" -I *(\S+)", command)
+        assert [f for f in folders if not f.startswith(f"{ROOT}/")] == [str(ours)]
+
+
 def test_no_cutlass_and_no_network_is_said_at_once(configure):
     if any((Path(p) / "cutlass_library").exists() for p in sys.path):
         pytest.skip("this Python environment has CUTLASS")
@@ -338,8 +381,7 @@ def find_cuobjdump():
     packaged = [
         path for folder in map(Path, sys.path) for path in folder.glob("nvidia/*/bin/cuobjdump")
     ]
-    toolkit = shutil.which("cuobjdump") or shutil.which("cuobjdump", path="/usr/local/cuda/bin")
-    return toolkit or next(iter(map(str, packaged)), None)
+    return find_in_toolkit("cuobjdump") or next(iter(map(str, packaged)), None)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@
 #include "cuda/portable/forward/record.cuh"
 #include "cuda/portable/forward/row_scale.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/mma_f16.cuh"
+#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/shared.cuh"
 
 namespace flash_kda::cuda::portable {
