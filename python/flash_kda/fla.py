@@ -3,9 +3,10 @@
 FLA finds ``flash_kda`` by itself, with a backend of FLA's own that checks some of what
 ``flash_kda.fwd`` needs. ``register()`` puts this one in its place. It asks ``flash_kda.explain``: a
 call that some implementation here can run goes there, any other goes to FLA's Triton kernels with
-all reasons in FLA's log, and none fails for having been sent to the wrong place. It also takes
-calls that FLA's backend never sends here: the [K, V] layout of states, tensors on the CPU, A_log or
-dt_bias left out, gradients enabled but wanted of no input.
+all reasons in FLA's log, and none fails for having been sent to the wrong place. FLA logs the first
+such call of a process; ``python -m flash_kda doctor`` tells the reasons of any. This backend also
+takes calls that FLA's never sends here: the [K, V] layout of states, A_log or dt_bias left out,
+gradients enabled but wanted of no input.
 
 Tested with fla-core 0.5.2 and 0.6.0.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -40,10 +40,6 @@ def register() -> None:
         ImportError: FLA is not installed, or is too old to have backends.
         RuntimeError: FLA's dispatch is switched off, so that a backend would never be asked.
     """
-    if os.environ.get(DISPATCH_OFF_ENV) == "1":
-        raise RuntimeError(
-            f"{DISPATCH_OFF_ENV}: expected unset or 0, got 1, which makes FLA ask no backend"
-        )
     try:
         chunk = importlib.import_module("fla.ops.kda.chunk")
         importlib.import_module("fla.ops.kda.backends")
@@ -54,6 +50,11 @@ def register() -> None:
             f"flash_kda.fla.register: expected fla-core >= {MIN_FLA}, and with it einops, "
             f"packaging and triton; importing fla.ops.kda failed: {error}"
         ) from error
+    if getattr(machinery, "_DISPATCH_DISABLED", False):
+        raise RuntimeError(
+            f"{DISPATCH_OFF_ENV}: expected unset or 0 when FLA was imported, got 1, which makes it "
+            "ask no backend"
+        )
     backend = _make_backend(machinery.BaseBackend, inspect.unwrap(chunk.chunk_kda))
     if hasattr(machinery, "register"):  # from 0.6.0
         machinery.register(chunk.chunk_kda)(backend)

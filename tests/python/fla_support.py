@@ -78,7 +78,9 @@ class Log(logging.Handler):
 
     @property
     def hit(self) -> bool:
-        return any(line.endswith("chunk_kda -> flash_kda") for line in self.lines)
+        older = importlib.import_module("fla").__version__ < "0.6"
+        function = "kda.chunk_kda" if older else "fla.ops.kda.chunk.chunk_kda"
+        return f"[FLA Backend] {function} -> flash_kda" in self.lines
 
     @property
     def rejection(self) -> str | None:

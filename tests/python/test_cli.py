@@ -157,6 +157,25 @@ def test_all_reasons_of_our_backend() -> None:
     assert dispatch.own_refusals(problem("--state-k-first", "--no-safe-gate", "--strided")) == []
 
 
+def test_reasons_of_the_machine_show_beside_those_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is asked of a device before the call itself is legal."""
+    unbuilt = "no code for this device in this build"
+    forward = flash_kda.explain
+
+    def explain(**call: Any) -> list[flash_kda.Verdict]:  # noqa: ANN401
+        return [
+            flash_kda.Verdict(v.name, False, unbuilt) if v.accepted else v for v in forward(**call)
+        ]
+
+    monkeypatch.setattr(flash_kda, "explain", explain)
+    reasons = dispatch.own_refusals(problem("--lower-bound", "-7", "--gate-dtype", "fp32"))
+    assert len(reasons) == 3
+    for word in (unbuilt, "lower_bound: expected", "g: expected dtype"):
+        assert any(word in reason for reason in reasons), word
+
+
 @has_fla
 def test_all_reasons_of_the_shipped_backend() -> None:
     if reason := peers.missing_fla():

@@ -219,6 +219,18 @@ def test_parameters_left_out_are_zeros(registered: list[str]) -> None:
     check(inputs, out, state)
 
 
+def test_a_bf16_state(registered: list[str]) -> None:
+    """It is read as it is; the final one is fp32, as FLA's."""
+    inputs = make()
+    inputs.initial_state.copy_(inputs.initial_state.bfloat16())
+    with torch.inference_mode():
+        call = arguments(inputs, initial_state=inputs.initial_state.bfloat16())
+        out, state = chunk_kda(**call)
+    assert registered == ["flash_kda"]
+    assert state.dtype == torch.float32
+    check(inputs, out, state)
+
+
 def test_states_with_keys_first(registered: list[str]) -> None:
     inputs = make("20,0,51 2 randn fp32 fp32")
     transposed = inputs.initial_state.mT.contiguous()
@@ -295,8 +307,10 @@ def test_padded_cu_seqlens(registered: list[str]) -> None:
 
 
 def test_dispatch_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(fla.DISPATCH_OFF_ENV, "1")
-    with pytest.raises(RuntimeError, match=f"{fla.DISPATCH_OFF_ENV}: expected unset or 0, got 1"):
+    """As FLA has read it from the environment, whatever that says now."""
+    chunk = importlib.import_module("fla.ops.kda.chunk")
+    monkeypatch.setattr(sys.modules[chunk.dispatch.__module__], "_DISPATCH_DISABLED", True)
+    with pytest.raises(RuntimeError, match=f"{fla.DISPATCH_OFF_ENV}: expected unset or 0 .*got 1"):
         fla.register()
 
 
@@ -323,13 +337,17 @@ def test_the_version_is_the_wanted_one() -> None:
     assert fla_version() == os.environ.get(VERSION_ENV, fla_version())
 
 
+GPU_TESTS = Path(__file__).parents[1] / "gpu" / "test_fla_backend.py"
+
+
 @pytest.mark.slow
 def test_an_older_fla(tmp_path: Path) -> None:
-    """All of the above with the oldest FLA that is supported."""
+    """All of the above, and the tests of FLA's backend on a GPU, with the oldest FLA that is
+    supported."""
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(tmp_path)]
     subprocess.run([*pip, f"fla-core=={OLDER}", f"triton=={OLDER_TRITON}"], check=True)
     path = os.pathsep.join([str(tmp_path), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, VERSION_ENV: OLDER}
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, GPU_TESTS]
     run = subprocess.run(tests, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout

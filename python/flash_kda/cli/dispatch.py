@@ -73,7 +73,8 @@ class Problem:
         return problem
 
     def deviations(self) -> list[Problem]:
-        """Calls that suit but for one of this call's deviations each."""
+        """A call that suits, which this machine alone may refuse, and calls that suit but for one
+        of this call's deviations each."""
         suits = Problem(device=self.device, heads=self.heads)
         names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(suits, f.name)]
         # cu_seqlens belongs to the extents.
@@ -81,7 +82,7 @@ class Problem:
         alone = [replace(suits, **{n: getattr(self, n)}) for n in names if n not in extents]
         if extents & set(names):
             alone.append(replace(suits, **{n: getattr(self, n) for n in extents}))
-        return alone or [suits]
+        return [suits, *alone]
 
     def text(self) -> str:
         suits = Problem(device=self.device)
