@@ -349,7 +349,8 @@ def test_operations_of_the_chunked_form() -> None:
 @pytest.fixture
 def cuda_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """What needs a GPU in bench_cuda, replaced: times by the clock, and kernels by a list."""
-    kernels = {"ours": ["void flash_kda::cuda::prepare(...)"], "theirs": ["chunk_kda_fwd"]}
+    ours = ["void flash_kda::cpu::prepare(...)", "flash_kda::reference::loop(...)"]
+    kernels = {"ours": ours}
 
     def seconds(calls: dict[str, timing.Call], flush: object, budget: float) -> dict[str, float]:
         return {name: timing._seconds_of(call) for name, call in calls.items()}
@@ -389,7 +390,13 @@ def test_bench_on_a_gpu_but_for_the_gpu(
         assert (tmp_path / "plot.png").stat().st_size > 5_000
 
 
-@pytest.mark.parametrize("names", [[], ["sm90_xmma_gemm"], ["flash_kda::a", "Memcpy DtoD"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *([], ["sm90_xmma_gemm"], ["flash_kda::cpu::a", "Memcpy DtoD"]),
+        *(["flash_kda::cpu::a", "elementwise"], ["flash_kda::split::a(flash_kda::cpu::B)"]),
+    ],
+)
 def test_bench_refuses_to_time_others(
     names: list[str], cuda_on_the_cpu: dict[str, list[str]]
 ) -> None:
@@ -415,7 +422,7 @@ def test_bench_goes_on_without_a_peer_that_raises(
 
 def test_bench_refuses_our_kernels_as_a_peers(cuda_on_the_cpu: dict[str, list[str]]) -> None:
     with pytest.raises(RuntimeError, match="expected FLA's kernels alone"):
-        bench_cuda._check_kernels(peers.FLA_TRITON, lambda: None)
+        bench_cuda._check_kernels(peers.FLA_TRITON, None, lambda: None)
 
 
 @pytest.mark.parametrize("command", ["bench", "demo"])
