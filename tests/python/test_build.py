@@ -187,6 +187,37 @@ def test_old_nvcc_is_named_with_the_required_version(configure, nvcc):
     assert status == 0, output
 
 
+@pytest.mark.parametrize(
+    ("gpus", "environment", "archs"),
+    [
+        ("GPU 0: NVIDIA H200", {}, "auto"),
+        ("GPU 0: NVIDIA H200", {"CUDA_VISIBLE_DEVICES": ""}, "none"),
+        ("No devices were found", {}, "none"),
+        (None, {}, "none"),
+        (None, {"FLASH_KDA_CUDA_ARCHS": "all"}, "all"),
+        ("GPU 0: NVIDIA H200", {"FLASH_KDA_CUDA_ARCHS": "none"}, "none"),
+    ],
+)
+def test_make_builds_for_the_visible_gpu(tmp_path, gpus, environment, archs):
+    """CPU-only without one; the variable overrides that."""
+    if (make := shutil.which("make")) is None:
+        pytest.skip("make is not installed")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + (f"echo '{gpus}'" if gpus else "exit 9"))
+    tool.chmod(0o755)
+    ours = ("FLASH_KDA_CUDA_ARCHS", "CUDA_VISIBLE_DEVICES", "MAKEFLAGS")
+    env = {n: v for n, v in os.environ.items() if n not in ours} | environment
+    shown = subprocess.run(
+        [make, "-s", "--eval", "shown: ; @echo $(FLASH_KDA_CUDA_ARCHS)", "shown"],
+        cwd=ROOT,
+        env=env | {"PATH": f"{tmp_path}:{env['PATH']}"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert shown.strip() == archs
+
+
 # --- jobs ----------------------------------------------------------------------------------------
 
 
