@@ -137,6 +137,9 @@ function(flash_kda_choose_archs)
                           "Set FLASH_KDA_CUDA_ARCHS=all to build all supported archs.")
     elseif(NOT nvcc)
       list(JOIN devices ", " devices)
+      if(NOT devices)
+        set(devices none)
+      endif()
       message(WARNING "CPU-ONLY BUILD: no nvcc found, so FLASH_KDA_CUDA_ARCHS=auto builds no CUDA "
                       "code (visible CUDA devices: ${devices}). For CUDA install the toolkit "
                       ">= ${FLASH_KDA_MIN_CUDA} and set CUDA_HOME or CUDACXX.")

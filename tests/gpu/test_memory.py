@@ -10,6 +10,7 @@ import pytest
 import support
 import torch
 from flash_kda.cases import HEAD_DIM, Inputs
+from flash_kda.cli import timing
 from guarded import GuardedMemory
 from support import Target
 
@@ -241,6 +242,25 @@ def test_peak_memory_of_a_million_tokens(target: Target) -> None:
     assert extra <= flash_kda.get_workspace_size(tokens, heads, 1) + (1 << 21)
     assert extra <= upstream_workspace(tokens, heads, 1)
     assert torch.isfinite(inputs.out[0, -1000:]).all()
+
+
+@pytest.mark.parametrize("line", ["13,0,57 3 randn bf16 fp32", "1,0,2,1,0,3,1,0 3 randn bf16 fp32"])
+def test_no_hidden_copies(target: Target, line: str) -> None:
+    """A transposed beta, converted offsets or parameters: whatever is legal is read as it lies
+    (vllm-project/FlashKDA#11)."""
+    inputs = target.make(line)
+    target.run(inputs)  # skips where the implementation refuses
+    fused = torch.stack([inputs.q, inputs.k, inputs.v], 2)
+    awkward = replace(
+        inputs.fresh(),
+        **{name: fused[:, :, i] for i, name in enumerate("qkv")},
+        beta=inputs.beta.float().mT.contiguous().mT,
+        A_log=inputs.A_log.bfloat16(),
+        dt_bias=inputs.dt_bias.bfloat16().flatten(),
+        cu_seqlens=inputs.cu_seqlens.int(),
+    )
+    names = timing.kernel_names(lambda: target.call(awkward))
+    assert names and all("flash_kda" in name for name in names), names
 
 
 def test_no_memory_for_the_workspace(target: Target) -> None:

@@ -153,6 +153,7 @@ def test_auto_without_nvcc_is_loudly_cpu_only(configure):
     status, output = configure(CUDACXX="", CUDA_VISIBLE_DEVICES="")
     assert status == 0, output
     assert "CMake Warning" in output and "CPU-ONLY BUILD: no nvcc found" in output
+    assert "(visible CUDA devices: none)" in " ".join(output.split())
     assert "archs []" in output
 
 
