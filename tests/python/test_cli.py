@@ -71,6 +71,14 @@ def test_doctor_fails_where_nothing_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert "cpu: refuses: q: expected shape" in text and "RUNS" not in text
 
 
+def test_doctor_of_a_device_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """The call's other faults show all the same."""
+    assert main(["doctor", "--no-fla", "--device", "cuda:99", "--lower-bound", "-7"]) == 1
+    text = capsys.readouterr().out
+    for word in ("can't be made here", "tensors on the CPU", "rejected: lower_bound: expected"):
+        assert word in text
+
+
 @pytest.mark.parametrize(
     ("binding_env", "version", "text"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,15 +40,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"doctor: {error}", file=sys.stderr)
         return 2
     print(f"\n# The call: {problem.text()}\n")
+    made = True
     try:
         call = problem.forward_arguments()
     except (RuntimeError, AssertionError) as error:  # no such device, not enough memory
+        made = False
         print(f"its tensors can't be made here: {str(error).splitlines()[0]}")
-        return 1
+        print("What follows is for tensors on the CPU.\n")
+        problem = replace(problem, device="cpu")
+        call = problem.forward_arguments()
     runs = _print_implementations(call)
     print("\n# FLA\n")
     _print_fla(problem, import_it=not args.no_fla)
-    return 0 if runs and all(f.good for f in findings) else 1
+    return 0 if made and runs and all(f.good for f in findings) else 1
 
 
 def _devices() -> str:
