@@ -36,19 +36,24 @@ Status accepts(const ForwardImpl& impl, const ForwardProblem& problem, std::stri
   return impl.prefers(problem);
 }
 
+std::string reasons(const ForwardProblem& problem, std::string_view forced) {
+  std::string text;
+  for (const ForwardImpl* impl : forward_impls()) {
+    text += std::string("\n  ") + impl->name + ": " + accepts(*impl, problem, forced).message();
+  }
+  return text;
+}
+
 Status choose(const ForwardProblem& problem, const ForwardImpl** chosen) {
   const std::string_view forced = forced_name();
   FLASH_KDA_RETURN_IF_ERROR(check_forced(forced));
-  std::string reasons;
   for (const ForwardImpl* impl : forward_impls()) {
-    const Status verdict = accepts(*impl, problem, forced);
-    if (verdict.ok()) {
-      *chosen = impl;
-      return {};
-    }
-    reasons += std::string("\n  ") + impl->name + ": " + verdict.message();
+    if (!forced.empty() && forced != impl->name) continue;
+    if (!accepts(*impl, problem, forced).ok()) continue;
+    *chosen = impl;
+    return {};
   }
-  return Status::unsupported("no implementation accepts this call:" + reasons);
+  return Status::unsupported("no implementation accepts this call:" + reasons(problem, forced));
 }
 
 int64_t workspace_bytes(const ForwardImpl& impl, const ForwardProblem& problem) {

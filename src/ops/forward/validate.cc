@@ -2,7 +2,6 @@
 
 #include <array>
 #include <limits>
-#include <span>
 #include <sstream>
 #include <string>
 
@@ -23,8 +22,8 @@ struct Named {
 };
 
 // Every argument: the inputs, then what is written.
-constexpr size_t kInputs = 9;
-std::array<Named, kInputs + 3> all_arguments(const ForwardArgs& args) {
+constexpr size_t kInputs = 9, kOutputs = 3;
+std::array<Named, kInputs + kOutputs> all_arguments(const ForwardArgs& args) {
   return {{{"q", &args.q},
            {"k", &args.k},
            {"v", &args.v},
@@ -248,12 +247,14 @@ Status check_number(const char* name, double value, double low, double high, con
   return Status::invalid_value(message(name, expected, got.str()));
 }
 
-struct ByteRange {
+// The bytes that an argument spans; none where it has no memory, as planning may have it.
+struct Footprint {
   uintptr_t begin = 0, end = 0;  // [begin, end)
+  bool dense = true;
 };
 
-ByteRange byte_range(const TensorRef& tensor) {
-  if (!tensor.given() || element_count(tensor) == 0) return {};
+Footprint footprint(const TensorRef& tensor) {
+  if (!tensor.given() || tensor.data == nullptr || element_count(tensor) == 0) return {};
   int64_t low = 0, high = 1;  // in elements
   for (int axis = 0; axis < tensor.rank; ++axis) {
     const int64_t reach = (tensor.shape[axis] - 1) * tensor.stride[axis];
@@ -261,39 +262,29 @@ ByteRange byte_range(const TensorRef& tensor) {
   }
   const auto base = reinterpret_cast<intptr_t>(tensor.data);
   const int64_t size = dtype_size(tensor.dtype);
-  return {static_cast<uintptr_t>(base + low * size), static_cast<uintptr_t>(base + high * size)};
+  return {static_cast<uintptr_t>(base + low * size), static_cast<uintptr_t>(base + high * size),
+          is_dense(tensor)};
 }
 
-// Two strided views may interleave in one buffer without sharing an element; they pass. So do
-// tensors without memory, as planning may have them.
-bool overlap(const TensorRef& a, const TensorRef& b) {
-  if (a.data == nullptr || b.data == nullptr || (!is_dense(a) && !is_dense(b))) return false;
-  const ByteRange x = byte_range(a), y = byte_range(b);
-  return x.begin < y.end && y.begin < x.end;
+// Two strided views may interleave in one buffer without sharing an element; they pass.
+bool overlap(const Footprint& a, const Footprint& b) {
+  return (a.dense || b.dense) && a.begin < b.end && b.begin < a.end;
 }
 
-// What is written must not be something that is still to be read.
+// What is written must be neither something that is still to be read nor written twice.
 Status check_overlaps(const ForwardArgs& args) {
   const auto all = all_arguments(args);
-  for (const Named& output : std::span(all).subspan(kInputs)) {
-    for (const Named& input : std::span(all).first(kInputs)) {
-      if (!overlap(*output.tensor, *input.tensor)) continue;
-      const bool state_in_place =
-          output.tensor == &args.final_state && input.tensor == &args.initial_state &&
-          output.tensor->data == input.tensor->data && output.tensor->dtype == input.tensor->dtype;
-      if (state_in_place) continue;
-      return Status::invalid_value(message(output.name, "memory apart from the inputs",
-                                           std::string("memory that overlaps ") + input.name));
-    }
-  }
-  if (overlap(args.out, args.final_state)) {
-    return Status::invalid_value(
-        message("final_state", "memory apart from out", "memory that overlaps out"));
-  }
-  for (const Named& output : {Named{"out", &args.out}, Named{"final_state", &args.final_state}}) {
-    if (overlap(args.workspace, *output.tensor)) {
-      return Status::invalid_value(message("workspace", "memory of its own",
-                                           std::string("memory that overlaps ") + output.name));
+  std::array<Footprint, kInputs + kOutputs> footprints;
+  for (size_t i = 0; i < all.size(); ++i) footprints[i] = footprint(*all[i].tensor);
+  const TensorRef &before = args.initial_state, &after = args.final_state;
+  const bool state_in_place = before.data == after.data && before.dtype == after.dtype;
+  for (size_t output = kInputs; output < all.size(); ++output) {
+    for (size_t other = 0; other < output; ++other) {
+      if (!overlap(footprints[output], footprints[other])) continue;
+      const bool states = all[output].tensor == &after && all[other].tensor == &before;
+      if (states && state_in_place) continue;
+      return Status::invalid_value(message(all[output].name, "memory of its own",
+                                           std::string("memory that overlaps ") + all[other].name));
     }
   }
   return {};
