@@ -41,8 +41,6 @@ Status ask(int device, DeviceProperties* p) {
   FLASH_KDA_RETURN_IF_ERROR(ask_attribute(device, cudaDevAttrComputeCapabilityMinor, &p->minor));
   FLASH_KDA_RETURN_IF_ERROR(
       ask_attribute(device, cudaDevAttrMultiProcessorCount, &p->multiprocessors));
-  FLASH_KDA_RETURN_IF_ERROR(
-      ask_attribute(device, cudaDevAttrMaxSharedMemoryPerBlockOptin, &p->shared_bytes_per_block));
   cudaDeviceProp all;
   FLASH_KDA_RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&all, device));
   p->name = all.name;

@@ -12,7 +12,6 @@ struct DeviceProperties {
   int major = 0;  // compute capability
   int minor = 0;
   int multiprocessors = 0;
-  int shared_bytes_per_block = 0;  // the most that a kernel can ask for
 
   int capability() const { return 10 * major + minor; }
 };

@@ -24,6 +24,10 @@
 namespace flash_kda::cuda::portable {
 namespace {
 
+// What a block may have on every device of compute capability 8.0 and higher: 8.6, 8.9 and 12.0
+// have the least.
+constexpr int kLeastSharedBytes = 99 * 1024;
+
 constexpr int stage_bytes(int warps) { return kRecordBytes + warps * kValueTileBytes; }
 
 // What a block works on, and where its warp is in it.
@@ -335,6 +339,7 @@ template <int kWarps>
 Status launch(const RecurrenceParams& params, int32_t sequences, cudaStream_t stream) {
   constexpr int kParts = kRowTiles / kWarps;
   constexpr int kShared = kStages * stage_bytes(kWarps);
+  static_assert(kShared <= kLeastSharedBytes);
   const void* entry = reinterpret_cast<const void*>(recurrence_kernel<kWarps>);
   static PerDevice prepared;
   FLASH_KDA_RETURN_IF_ERROR(prepared.once([entry] {
