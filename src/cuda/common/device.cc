@@ -25,14 +25,28 @@ Status ask_attribute(int device, cudaDeviceAttr attribute, int* value) {
   return {};
 }
 
+// "13.0" of 13000; "none" of 0.
+std::string version_text(int version) {
+  if (version == 0) return "none";
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+Status no_devices(cudaError_t error) {
+  (void)cudaGetLastError();  // it is reported here, not by the next launch
+  std::string why = std::string("no usable CUDA driver or device: ") + cudaGetErrorString(error);
+  int required = 0, found = 0;
+  if (error == cudaErrorInsufficientDriver && cudaRuntimeGetVersion(&required) == cudaSuccess &&
+      cudaDriverGetVersion(&found) == cudaSuccess) {
+    why +=
+        ": expected a driver for CUDA " + version_text(required) + ", found " + version_text(found);
+  }
+  return Status::unsupported(why);
+}
+
 Status ask(int device, DeviceProperties* p) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) {
-    (void)cudaGetLastError();  // it is reported here, not by the next launch
-    return Status::unsupported(std::string("no usable CUDA driver or device: ") +
-                               cudaGetErrorString(error));
-  }
+  if (error != cudaSuccess) return no_devices(error);
   if (device < 0 || device >= count) {
     return Status::unsupported("device cuda:" + std::to_string(device) + ": expected one of the " +
                                std::to_string(count) + " visible devices");

@@ -5,7 +5,11 @@
 #pragma once
 
 #include <cstdint>
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"  // the host's versions of the atoms are empty
 #include <cute/arch/mma_sm80.hpp>
+#pragma GCC diagnostic pop
 
 namespace flash_kda::cuda::ptx {
 
