@@ -84,17 +84,30 @@ def fwd(
     if lower_bound is None:
         raise ValueError(_NO_BOUND)
     try:
-        reason = _gradients_wanted(
-            **{"q": q, "k": k, "v": v, "g": g, "beta": beta},
-            **{"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state},
-        )
-        if reason is not None:
-            raise NotImplementedError(reason)
+        if torch.is_grad_enabled():
+            reason = _gradients_wanted(
+                **{"q": q, "k": k, "v": v, "g": g, "beta": beta},
+                **{"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state},
+            )
+            if reason is not None:
+                raise NotImplementedError(reason)
         if out is None:
             out = torch.empty_like(v, memory_format=torch.contiguous_format)
         _forward(
-            *(q, k, v, g, beta, scale, out, workspace, A_log, dt_bias, lower_bound),
-            *(initial_state, final_state, cu_seqlens),
+            q,
+            k,
+            v,
+            g,
+            beta,
+            scale,
+            out,
+            workspace,
+            A_log,
+            dt_bias,
+            lower_bound,
+            initial_state,
+            final_state,
+            cu_seqlens,
         )
     except Exception as error:
         raise _errors.translate(
@@ -115,9 +128,7 @@ def fwd(
 
 
 def _gradients_wanted(**inputs: torch.Tensor | None) -> str | None:
-    """Why a call is refused that wants gradients; None where none are wanted."""
-    if not torch.is_grad_enabled():
-        return None
+    """Why a call with gradients enabled is refused; None where none of its inputs wants any."""
     names = [name for name, x in inputs.items() if x is not None and x.requires_grad]
     if not names:
         return None
@@ -179,9 +190,10 @@ def explain(
     }
     _errors.check_tensors(given, optional)
     reason = _NO_BOUND if lower_bound is None else None
-    reason = reason or _gradients_wanted(
-        **given, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state
-    )
+    if reason is None and torch.is_grad_enabled():
+        reason = _gradients_wanted(
+            **given, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state
+        )
     if reason is not None:
         return [Verdict(name, False, reason) for name in _ctypes.implementation_names()]
     _errors.check_numbers({"scale": scale, "lower_bound": lower_bound})
