@@ -295,6 +295,24 @@ def test_given_cutlass_is_used(configure, tmp_path, inner):
         assert f"cutlass [{tmp_path}/cutlass/include]" in output
 
 
+def test_cutlass_of_a_cmake_package_comes_before_that_of_python(configure, tmp_path):
+    include = make_cutlass(tmp_path / "installed") / "include"
+    package = tmp_path / "NvidiaCutlassConfig.cmake"
+    package.write_text(
+        "add_library(nvidia::cutlass::cutlass INTERFACE IMPORTED)\n"
+        f"target_include_directories(nvidia::cutlass::cutlass INTERFACE {include})\n"
+    )
+    wheel = make_cutlass(tmp_path / "site" / "cutlass_library" / "source") / "include"
+    environment = {"module": "FindCutlass", "PYTHONPATH": str(tmp_path / "site")}
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    status, output = configure(python, f"-DNvidiaCutlass_DIR={tmp_path}", **environment)
+    assert status == 0, output
+    assert f"cutlass [{include}]" in output
+    status, output = configure(python, NO_PACKAGE, **environment)
+    assert status == 0, output
+    assert f"cutlass [{wheel}]" in output
+
+
 def test_given_folder_without_cutlass(configure, tmp_path):
     status, output = configure(f"-DFLASH_KDA_CUTLASS_DIR={tmp_path}", module="FindCutlass")
     assert status != 0
