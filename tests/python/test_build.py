@@ -342,23 +342,31 @@ def test_other_cutlass_on_the_include_path_never_wins(configure, tmp_path):
     assert status == 0, output
 
 
-def test_cutlass_comes_before_the_toolkits_folder(tmp_path):
-    """That folder can hold another CUTLASS, as an environment of conda's does."""
+def test_how_kernels_are_compiled(tmp_path):
+    """CUTLASS's headers before those of the toolkit, whose folder can hold another CUTLASS as an
+    environment of conda's does; as many compilers and threads as asked for."""
     if shutil.which("ninja") is None or find_in_toolkit("nvcc") is None:
         pytest.skip("ninja or nvcc is not installed")
     ours = make_cutlass(tmp_path / "cutlass") / "include"
     status, output = run_cmake(
         *("-G", "Ninja", "-S", ROOT, "-B", tmp_path / "build"),
-        *("-DFLASH_KDA_CUDA_ARCHS=90a", f"-DFLASH_KDA_CUTLASS_DIR={ours}"),
+        *("-DFLASH_KDA_CUDA_ARCHS=80,90a", f"-DFLASH_KDA_CUTLASS_DIR={ours}"),
         cwd=tmp_path,
+        MAX_JOBS="3",
+        NVCC_THREADS="2",
     )
     assert status == 0, output
+    ninja = (tmp_path / "build" / "build.ninja").read_text()
+    ninja += (tmp_path / "build" / "CMakeFiles" / "rules.ninja").read_text()
+    assert re.search(r"pool flash_kda_compile\n +depth = 3\n", ninja)
     commands = json.loads((tmp_path / "build" / "compile_commands.json").read_text())
     kernels = [c["command"] for c in commands if c["file"].endswith(".cu")]
     assert kernels
     for command in kernels:  # what is given with -isystem comes after all of these
         folders = re.findall(r" -I *(\S+)", command)
         assert [f for f in folders if not f.startswith(f"{ROOT}/")] == [str(ours)]
+        assert "--threads=2" in command
+        assert re.search(r"compute_90a,code=\[?sm_90a", command)
 
 
 def test_no_cutlass_and_no_network_is_said_at_once(configure):

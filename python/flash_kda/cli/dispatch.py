@@ -162,6 +162,7 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
         "device": "cpu, cuda, cuda:1 (default: the first GPU, else cpu)",
         "lengths": "of sequences told apart by cu_seqlens, as 100,200,300",
         "value_heads": "grouped values: heads of v (default: as --heads)",
+        "dtype": "of q, k, v",
         "gate_dtype": "of g",
         "parameter_dtype": "of A_log and dt_bias",
         "state_dtype": "of the initial state; none: there is none",
