@@ -388,6 +388,10 @@ def test_bench_on_a_gpu_but_for_the_gpu(
     report = bench_cuda.report(record)
     assert "cpu (auto)" in report and "apart, %" in report and "1x64" in report
     assert "3.0" in report  # MiB
+    host = record["host_us"]
+    assert list(host) == ["cpu", "reference"]
+    assert all(us > 0 for by in host.values() for us in by.values())
+    assert "| implementation | out, workspace |" in report
     assert "automatic choice" not in bench_cuda.report(run_bench_cuda(lines))
     ms = first["ms"]["flushed"]
     ms |= {"auto": 0.3, "cpu": 0.2, "reference": 0.4}

@@ -39,7 +39,7 @@ def run(
             print("\n".join(_row_lines(row)), file=sys.stderr, flush=True)
             record["rows"].append(row)
             keep(record)
-        record["host_us"] = _host_microseconds(device)
+        record["host_us"] = host_microseconds(device)
     return record
 
 
@@ -155,17 +155,25 @@ def _check_kernels(name: str, runs: str | None, call: timing.Call) -> list[str]:
     return names
 
 
-def _host_microseconds(device: torch.device) -> dict[str, float]:
-    """What a call of one token and one head keeps the host, out and workspace given."""
+def host_microseconds(device: torch.device) -> dict[str, dict[str, float]]:
+    """What a call of one token and one head keeps the host: by implementation, then by what of out
+    and workspace is given."""
     (case,) = cases.parse("one-token 1x1 1 randn none none")
     arguments = cases.make_inputs(case, device).kwargs()
     size = flash_kda.get_workspace_size(1, 1, 1)
     arguments["workspace"] = torch.empty(size, dtype=torch.uint8, device=device)
-    found = {}
+    given = {
+        "out, workspace": arguments,
+        "out": {**arguments, "workspace": None},
+        "neither": {**arguments, "workspace": None, "out": None},
+    }
+    found: dict[str, dict[str, float]] = {}
     for name in machine.able(arguments):
         with machine.forced(name):
-            call = lambda a=arguments: flash_kda.fwd(**a)  # noqa: E731
-            found[name] = 1e6 * timing.host_seconds(call)
+            found[name] = {
+                what: 1e6 * timing.host_seconds(lambda a=a: flash_kda.fwd(**a))
+                for what, a in given.items()
+            }
     return found
 
 
@@ -209,9 +217,16 @@ def report(record: dict[str, Any]) -> str:
     if choice := _choice(rows):
         parts.append(choice)
     if record["host_us"]:
-        host = ", ".join(f"{name} {us:.1f} us" for name, us in record["host_us"].items())
-        parts.append(f"Host time of a call from Python, out and workspace given: {host}.")
+        parts.append(_host_table(record["host_us"]))
     return "\n\n".join(parts)
+
+
+def _host_table(found: dict[str, dict[str, float]]) -> str:
+    """Of host_microseconds."""
+    header = ["implementation", *next(iter(found.values()))]
+    lines = [[name, *(f"{us:.1f}" for us in by.values())] for name, by in found.items()]
+    what = "Microseconds that a call of one token keeps the host, from Python, by what is given:"
+    return f"{what}\n\n{tables.markdown(header, lines)}"
 
 
 def _choice(rows: list[dict[str, Any]]) -> str:
