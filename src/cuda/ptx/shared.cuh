@@ -87,6 +87,12 @@ __device__ __forceinline__ void store_shared_words4(uint32_t a, uint32_t v) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(a), "r"(v) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_words4(uint32_t a, const uint32_t (&v)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(v[0]), "r"(v[1]), "r"(v[2]),
+               "r"(v[3])
+               : "memory");
+}
+
 // Four 8x8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 // Lane i receives or gives row i / 4, columns 2 (i % 4) and the next; transposed: the reverse.
 __device__ __forceinline__ void load_matrix4(uint32_t (&r)[4], uint32_t a) {

@@ -47,6 +47,10 @@ inline constexpr int64_t kRecordBudget = int64_t{1} << 30;
 inline constexpr int64_t kMostMaps = 160;
 inline constexpr int kMatrixElements = kHeadDim * kHeadDim;
 
+// Blocks that share 16 V rows in the merge, for so many sequences times heads: the more, the
+// shorter a step, and the less do all steps together fit on the device.
+constexpr int merge_cluster(int64_t pairs) { return pairs == 1 ? 8 : pairs <= 3 ? 4 : 2; }
+
 // A segment is at least this long, in chunks.
 inline constexpr int64_t kLeastSegment = 8;
 

@@ -32,8 +32,12 @@ inline constexpr double kMapChunkCost = 0.80;
 // Of a chunk of one head, to the device: its bytes at 4 TB/s.
 inline constexpr double kChunkBytesCost = 0.0114;
 inline constexpr double kPrepareChunkCost = 0.0138;
-// Of a step of the merge, and of the start and end of a kernel.
-inline constexpr double kMergeStepCost = 1.6;
+// Of a step of the merge, by clusters of 8, of 4 and of 2 blocks, the last for each pair if that is
+// more; of the start and end of a kernel.
+inline constexpr double kMergeStepCost8 = 0.55;
+inline constexpr double kMergeStepCost4 = 0.58;
+inline constexpr double kMergeStepCost2 = 0.85;
+inline constexpr double kMergePairCost = 0.12;
 inline constexpr double kMergeCost = 5.0;
 inline constexpr double kKernelCost = 8.0;
 
@@ -43,6 +47,17 @@ constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline double rounds(const Work& work, int64_t blocks) {
   if (work.even) return static_cast<double>(ceil_divide(blocks, work.multiprocessors));
   return std::max(1.0, static_cast<double>(blocks) / static_cast<double>(work.multiprocessors));
+}
+
+inline double merge_step_cost(int64_t pairs) {
+  switch (merge_cluster(pairs)) {
+    case 8:
+      return kMergeStepCost8;
+    case 4:
+      return kMergeStepCost4;
+    default:
+      return std::max(kMergeStepCost2, static_cast<double>(pairs) * kMergePairCost);
+  }
 }
 
 // Every sequence in `segments` segments, which may turn out fewer; 1: whole.
@@ -62,8 +77,8 @@ inline Division divide(const Work& work, int64_t segments, int groups) {
   division.microseconds +=
       kKernelCost + rounds(work, work.pairs * (2 * segments - 3)) * chunks * kMapChunkCost;
   if (segments > 2) {
-    division.microseconds += kMergeCost + rounds(work, 8 * work.pairs) * kMergeStepCost *
-                                              static_cast<double>(segments - 2);
+    division.microseconds +=
+        kMergeCost + merge_step_cost(work.pairs) * static_cast<double>(segments - 2);
   }
   return division;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/portable/forward/params.h"
+#include "cuda/sm90_split/forward/config.h"
 
 namespace flash_kda::cuda::sm90_split {
 
@@ -18,9 +19,11 @@ struct Segmentation {
   int32_t most = 0;
 };
 
-// Column k of row r of a Phi lies at k ^ phi_swizzle(r), so that the merge reads two rows of eight
-// columns in each of four lanes without bank conflicts.
-__host__ __device__ constexpr int phi_swizzle(int row) { return (row >> 1 & 3) << 3; }
+// A Phi lies in tiles of 16 rows and 8 columns, in the order in which a warp of the merge takes
+// them: lane (g, c) has column g of rows 2c, 2c + 8, 2c + 1, 2c + 9, from this index on.
+__host__ __device__ constexpr int phi_index(int row_tile, int column_tile, int lane) {
+  return ((column_tile * (kHeadDim / 16) + row_tile) * kWarp + lane) * 4;
+}
 
 struct SplitParams {
   Rows v, out;
@@ -33,8 +36,8 @@ struct SplitParams {
   const unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
   // [segments.most, heads, 2] matrices, row-major. With S the state before a segment, the state
   // after it is S Phi + S0: first S0, which the merge replaces by the state after the segment, then
-  // Phi, whose columns are permuted (phi_swizzle). Of a first segment: the state after it, the
-  // state before it. Not there for the last segment of a sequence's part.
+  // Phi, in tiles (phi_index). Of a first segment: the state after it, the state before it. Not
+  // there for the last segment of a sequence's part.
   float* maps = nullptr;
   // State of the sequence that the end of a window cuts, [H, V, K]; not the same memory.
   const float* carry_in = nullptr;

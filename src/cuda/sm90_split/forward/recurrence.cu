@@ -239,8 +239,12 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
     constant_rows(chain.state, 0.0F);
   }
   run_chain(chain, tokens, segment.end, ring, 0.0F);
-  store_rows({map_of(p, segment.number, head, which), DType::kFloat32}, at, chain.state,
-             chain.scale.inverse, which == 0 ? 0 : phi_swizzle(tokens.lane >> 2));
+  float* map = map_of(p, segment.number, head, which);
+  if (which == 0) {
+    store_rows({map, DType::kFloat32}, at, chain.state, chain.scale.inverse);
+  } else {
+    store_phi(map, row, tokens.lane, chain.state, chain.scale.inverse);
+  }
 }
 
 template <int kGroups>

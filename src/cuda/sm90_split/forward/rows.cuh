@@ -17,6 +17,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/minmax.cuh"
 #include "cuda/sm90_split/forward/config.h"
+#include "cuda/sm90_split/forward/params.h"
 
 namespace flash_kda::cuda::sm90_split {
 
@@ -53,13 +54,25 @@ __device__ __forceinline__ void load_rows(const Dense& from, int64_t index, Stat
   }
 }
 
-// `swizzle`: exclusive-or of the columns, a multiple of 8.
 __device__ __forceinline__ void store_rows(const Dense& to, int64_t index, const StateRows& state,
-                                           const float (&factor)[2], int swizzle = 0) {
+                                           const float (&factor)[2]) {
 #pragma unroll
   for (int i = 0; i < kStateRegisters / 2; ++i) {
-    store_pair(to, index + (8 * (i >> 1) ^ swizzle) + 8 * kHeadDim * (i & 1),
-               state[2 * i] * factor[i & 1], state[2 * i + 1] * factor[i & 1]);
+    store_pair(to, index + 8 * (i >> 1) + 8 * kHeadDim * (i & 1), state[2 * i] * factor[i & 1],
+               state[2 * i + 1] * factor[i & 1]);
+  }
+}
+
+// Rows `row` ... of a Phi, for the merge.
+__device__ __forceinline__ void store_phi(float* phi, int row, int lane, const StateRows& state,
+                                          const float (&factor)[2]) {
+  const int g = lane >> 2;
+#pragma unroll
+  for (int i = 0; i < kStateRegisters / 2; ++i) {
+    const int x = 4 * (i >> 1) + (i & 1);  // of row g; two on: row g + 8
+    const int reader = 4 * (2 * (lane & 3) + (i & 1)) + (g >> 1);
+    *reinterpret_cast<float2*>(phi + phi_index(row / 16, i >> 1, reader) + 2 * (g & 1)) =
+        make_float2(state[x] * factor[0], state[x + 2] * factor[1]);
   }
 }
 
