@@ -10,7 +10,8 @@ separated by blanks::
   lengths L, and ``+P`` at the end for P more rows of the tensors that belong to no sequence.
 * inputs: one or more names out of ``INPUT_KINDS``, separated by commas: one case each.
 * initial_state, final_state: ``fp32``, ``bf16`` or ``none``.
-* tags: words for whoever picks cases, separated by commas. ``gpu``: too large for a CPU.
+* tags: words for whoever picks cases, separated by commas. ``gpu``: too large for a CPU;
+  ``no-peers``: ``bench`` times our implementations alone.
 """
 
 from __future__ import annotations

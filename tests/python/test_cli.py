@@ -426,10 +426,12 @@ def test_bench_goes_on_without_a_peer_that_raises(
         raise RuntimeError("out of resource")
 
     monkeypatch.setattr(peers, "fla_triton", broken)
-    chosen = list(cases.parse("one 1x16 1 bench fp32 fp32"))
-    record = bench_cuda.run(chosen, torch.device("cpu"), ["auto"], ["fla"], 0.01)
-    assert set(record["rows"][0]["ms"]["warm"]) == {"auto", "copy"}
-    assert "one, without fla triton: RuntimeError: out of resource" in capsys.readouterr().err
+    lines = "one 1x16 1 bench fp32 fp32\ntwo 1x16 1 bench fp32 fp32 no-peers"
+    record = bench_cuda.run(list(cases.parse(lines)), torch.device("cpu"), ["auto"], ["fla"], 0.01)
+    assert [set(row["ms"]["warm"]) for row in record["rows"]] == 2 * [{"auto", "copy"}]
+    said = capsys.readouterr().err
+    assert "one, without fla triton: RuntimeError: out of resource" in said
+    assert "two, without" not in said
 
 
 def test_bench_refuses_our_kernels_as_a_peers(cuda_on_the_cpu: dict[str, list[str]]) -> None:

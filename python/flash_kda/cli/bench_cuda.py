@@ -60,7 +60,7 @@ def _row(
     source = torch.empty(case.bytes_moved // 2, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     calls[COPY] = lambda: target.copy_(source)
-    if "fla" in wanted_peers and _fla_runs(case, inputs):
+    if "fla" in wanted_peers and "no-peers" not in case.tags and _fla_runs(case, inputs):
         calls[peers.FLA_TRITON] = lambda: peers.fla_triton(inputs)
         without_workspace[peers.FLA_TRITON] = calls[peers.FLA_TRITON]
 
