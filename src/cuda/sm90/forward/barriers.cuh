@@ -1,13 +1,15 @@
 // The barriers of the Hopper forward kernel and the cursors that count through their slots.
 //
-//   barrier     slots        arrivals per phase                meaning
-//   raw         stage        q/k/g loader 1 + bytes            q, k, g of a chunk are in the stage
-//   full        stage        64 preparation threads            the chain's operands are in it
-//   empty       stage        8 chain warps                     the stage may be filled anew
-//   value_full  v tile       v loader 1 + bytes                v of a chunk is in the tile
-//   value_free  v tile       8 chain warps                     and has been read
-//   out_full    half, tile   4 chain warps                     out of a chunk is in the tile
-//   out_free    half, tile   the half's out storer 1           and has been read
+//   barrier     slots   arrivals per phase     meaning
+//   raw         stage   1 + bytes of copies    q, k, g of a chunk are in the stage
+//   normed      stage   1 norming warp         and the norms; rows past the end are blank
+//   partial     pair    2 preparation warps    kd, qd, kr and d are in the stage, L and M in parts
+//   unpartial   pair    1 finishing warp       the parts have been read
+//   full        stage   1 finishing warp       T and M too: all of the chain's operands
+//   value_full  v tile  1 + bytes of copies    v of a chunk is in the tile
+//   value_free  v tile  8 chain warps          and has been read
+//   out_full    tile    8 chain warps          out of a chunk is in the tile; its stage is free
+//   out_free    tile    1 copying warp         and has been read
 //
 // Every waiter sees every phase of its barriers.
 #pragma once
@@ -38,47 +40,49 @@ struct Barriers {
   uint32_t base;  // shared address
 
   static constexpr int kRaw = 0;
-  static constexpr int kFull = kRaw + kStages;
-  static constexpr int kEmpty = kFull + kStages;
-  static constexpr int kValueFull = kEmpty + kStages;
+  static constexpr int kNormed = kRaw + kStages;
+  static constexpr int kPartial = kNormed + kStages;
+  static constexpr int kUnpartial = kPartial + kPairs;
+  static constexpr int kFull = kUnpartial + kPairs;
+  static constexpr int kValueFull = kFull + kStages;
   static constexpr int kValueFree = kValueFull + kValueTiles;
   static constexpr int kOutFull = kValueFree + kValueTiles;
-  static constexpr int kOutFree = kOutFull + kHalves * kOutputTiles;
-  static constexpr int kCount = kOutFree + kHalves * kOutputTiles;
+  static constexpr int kOutFree = kOutFull + kOutputTiles;
+  static constexpr int kCount = kOutFree + kOutputTiles;
   static_assert(kSharedBarriers + kCount * ptx::kMbarrierBytes <= kSharedBytes);
 
   __device__ __forceinline__ uint32_t at(int index) const {
     return base + index * ptx::kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t raw(int slot) const { return at(kRaw + slot); }
+  __device__ __forceinline__ uint32_t normed(int slot) const { return at(kNormed + slot); }
+  __device__ __forceinline__ uint32_t partial(int pair) const { return at(kPartial + pair); }
+  __device__ __forceinline__ uint32_t unpartial(int pair) const { return at(kUnpartial + pair); }
   __device__ __forceinline__ uint32_t full(int slot) const { return at(kFull + slot); }
-  __device__ __forceinline__ uint32_t empty(int slot) const { return at(kEmpty + slot); }
   __device__ __forceinline__ uint32_t value_full(int slot) const { return at(kValueFull + slot); }
   __device__ __forceinline__ uint32_t value_free(int slot) const { return at(kValueFree + slot); }
-  __device__ __forceinline__ uint32_t out_full(int half, int slot) const {
-    return at(kOutFull + half * kOutputTiles + slot);
-  }
-  __device__ __forceinline__ uint32_t out_free(int half, int slot) const {
-    return at(kOutFree + half * kOutputTiles + slot);
-  }
+  __device__ __forceinline__ uint32_t out_full(int slot) const { return at(kOutFull + slot); }
+  __device__ __forceinline__ uint32_t out_free(int slot) const { return at(kOutFree + slot); }
 
   // By one thread, before the barrier that starts the roles.
   __device__ __forceinline__ void init() const {
     constexpr int kChainWarps = kChainThreads / 32;
     for (int slot = 0; slot < kStages; ++slot) {
       ptx::mbarrier_init(raw(slot), 1);
-      ptx::mbarrier_init(full(slot), 64);
-      ptx::mbarrier_init(empty(slot), kChainWarps);
+      ptx::mbarrier_init(normed(slot), 1);
+      ptx::mbarrier_init(full(slot), 1);
+    }
+    for (int pair = 0; pair < kPairs; ++pair) {
+      ptx::mbarrier_init(partial(pair), 2);
+      ptx::mbarrier_init(unpartial(pair), 1);
     }
     for (int slot = 0; slot < kValueTiles; ++slot) {
       ptx::mbarrier_init(value_full(slot), 1);
       ptx::mbarrier_init(value_free(slot), kChainWarps);
     }
-    for (int half = 0; half < kHalves; ++half) {
-      for (int slot = 0; slot < kOutputTiles; ++slot) {
-        ptx::mbarrier_init(out_full(half, slot), kChainWarps / kHalves);
-        ptx::mbarrier_init(out_free(half, slot), 1);
-      }
+    for (int slot = 0; slot < kOutputTiles; ++slot) {
+      ptx::mbarrier_init(out_full(slot), kChainWarps);
+      ptx::mbarrier_init(out_free(slot), 1);
     }
     ptx::fence_async_shared();
   }

@@ -8,6 +8,7 @@
 
 namespace flash_kda::cuda::sm90 {
 
+inline constexpr float kLog2E = 1.4426950408889634F;
 inline constexpr int kChunk = 32;           // tokens that are treated at a time
 inline constexpr int kHalf = kHeadDim / 2;  // V rows of a chain warpgroup; channels of a row
 inline constexpr int kHalves = 2;           // of 128 bytes
@@ -15,16 +16,16 @@ static_assert(kChunk == 2 * kBlock, "preparation joins two blocks to a chunk");
 
 // Warps. One CTA per SM: the warpgroups of a CTA share 65,536 registers.
 inline constexpr int kWarpgroup = 128;  // threads
-inline constexpr int kPairs = 2;        // pairs of preparation warps
+inline constexpr int kPairs = 2;        // pairs of preparation warps, each with a finishing warp
 inline constexpr int kPrepareThreads = 64 * kPairs;
 inline constexpr int kChainThreads = kHalves * kWarpgroup;
-inline constexpr int kCopyThreads = kWarpgroup;
-inline constexpr int kThreads = kChainThreads + kPrepareThreads + kCopyThreads;
+inline constexpr int kServiceThreads = kWarpgroup;
+inline constexpr int kThreads = kChainThreads + kPrepareThreads + kServiceThreads;
 inline constexpr int kChainRegisters = 152;
-inline constexpr int kPrepareRegisters = 176;
-inline constexpr int kCopyRegisters = 32;
+inline constexpr int kPrepareRegisters = 160;
+inline constexpr int kServiceRegisters = 48;
 static_assert(kChainThreads * kChainRegisters + kPrepareThreads * kPrepareRegisters +
-                      kCopyThreads * kCopyRegisters <=
+                      kServiceThreads * kServiceRegisters <=
                   65536,
               "the register file");
 
@@ -42,20 +43,28 @@ inline constexpr int kStageHalf = 2 * kHalfTileBytes;          // to the other c
 inline constexpr int kStageG = kStageHalf * kHalves;           // g, then kr, a tile
 inline constexpr int kStageTM = kStageG + kTileBytes;          // [32 i][T: 32 j | M: 32 j] fp16
 inline constexpr int kStageDecay = kStageTM + kHalfTileBytes;  // d [128] fp32
+inline constexpr int kStageNorms = kStageDecay + 512;          // -1/|k|, 1/|q|: [8 g][4] fp32
+inline constexpr int kStageBias = kStageNorms + 256;           // see below
 inline constexpr int kStageBytes = kStageDecay + 1024;         // keeps stages aligned to 1024
 inline constexpr int kRawBytes = 3 * kTileBytes;
 
 inline constexpr int kStages = 6;
 inline constexpr int kValueTiles = 2;   // v, both halves
-inline constexpr int kOutputTiles = 2;  // out, per half
+inline constexpr int kOutputTiles = 2;  // out, both halves
 
-// Scratch of a pair of preparation warps.
-inline constexpr int kPartialBytes = 6 * 32 * 16;               // 6 accumulator quads per lane
-inline constexpr int kScratchL = 0;                             // partial L; then the blocks of T
-inline constexpr int kScratchM = kScratchL + kPartialBytes;     // partial M
-inline constexpr int kScratchNorm = kScratchM + kPartialBytes;  // [2 warps][k, q][8 lanes][4] fp32
-inline constexpr int kScratchBias = kScratchNorm + 512;         // dt_bias [128] fp32, scaled
-inline constexpr int kScratchBytes = kScratchBias + 512;
+// Scratch of a pair of preparation warps and its finishing warp: two parts each of L and M, of
+// which the second warp's L lies in the stage, where T and M will be. A part is three blocks of 1
+// KB; 64 bytes keep the diagonal ones in different banks.
+inline constexpr int kBlockStride = 1024 + 64;
+inline constexpr int kPartialBytes = 3 * 1024 + 64;
+inline constexpr int kScratchL = 0;                          // warp 0's L; then the blocks of T
+inline constexpr int kScratchM = kScratchL + kPartialBytes;  // M of both warps
+inline constexpr int kScratchBytes = kScratchM + 2 * kPartialBytes;
+static_assert(kPartialBytes <= kHalfTileBytes);
+
+// What is left of stage i holds the scaled dt_bias of the channels of preparation warp i, for as
+// long as that is at a head.
+static_assert(kPrepareThreads / 32 <= kStages && kStageBias + 4 * kHalf <= kStageBytes);
 
 // The sequences in order of falling length, where a CTA works on several.
 inline constexpr int kMaxSorted = 1024;
@@ -63,7 +72,7 @@ inline constexpr int kMaxSorted = 1024;
 inline constexpr int kSharedStages = 0;
 inline constexpr int kSharedValues = kSharedStages + kStages * kStageBytes;
 inline constexpr int kSharedOutputs = kSharedValues + kValueTiles * kTileBytes;
-inline constexpr int kSharedScratch = kSharedOutputs + kHalves * kOutputTiles * kHalfTileBytes;
+inline constexpr int kSharedScratch = kSharedOutputs + kOutputTiles * kTileBytes;
 inline constexpr int kSharedZeros = kSharedScratch + kPairs * kScratchBytes;  // 16 bytes of zero
 inline constexpr int kSharedOrder = kSharedZeros + 16;                        // uint16 [kMaxSorted]
 inline constexpr int kSharedBarriers = kSharedOrder + 2 * kMaxSorted;

@@ -6,32 +6,33 @@
 // tiles   q, k, g -> qd, kd, kr [32 x 128] fp16; T, M [32 x 32] fp16; d [128] fp32
 //         S [128 x 128] fp32 in registers, 64 V rows per chain warpgroup; X, R, O [64 x 32]
 // shared  6 stages of 29 KB (q, k, g become operands in place; T | M; d), 2 tiles of v, 2 tiles of
-//         out per V half, scratch of the preparation pairs, barriers (config.h)
-// roles   warpgroups 0, 1  chain, V half 0 and 1                 152 registers (recurrence.cuh)
-//         warpgroup  2     2 pairs of preparation warps          176 (prepare_role.cuh)
-//         warpgroup  3     warp 0 loads q, k, g; 1 loads v; 2, 3 store out of a half: 32 (copy.cuh)
+//         out, scratch of the preparation pairs, barriers (config.h)
+// roles   warpgroups 0, 1  chain, V half 0 and 1          152 registers (recurrence.cuh)
+//         warpgroup  2     2 pairs of preparation warps   160 (prepare_role.cuh)
+//         warpgroup  3     service                         48: warp 0 norms (norms.cuh), 1 copies
+//                          (copy.cuh), 2 and 3 finish T and M of a pair each (finish_role.cuh)
 // barriers: the table in barriers.cuh
 #include "cuda/common/per_device.h"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward/copy.cuh"
+#include "cuda/sm90/forward/finish_role.cuh"
 #include "cuda/sm90/forward/kernel.h"
+#include "cuda/sm90/forward/norms.cuh"
 #include "cuda/sm90/forward/prepare_role.cuh"
 #include "cuda/sm90/forward/recurrence.cuh"
 
 namespace flash_kda::cuda::sm90 {
 namespace {
 
-__device__ __forceinline__ void copy_role(const Params& params, const uint16_t* order,
-                                          uint32_t shared, Barriers barriers, int thread) {
-  const int warp = thread >> 5, lane = thread & 31;
-  if (warp >= 2) {
-    const int half = warp - 2;
-    store_outputs(params, order, half,
-                  shared + kSharedOutputs + half * kOutputTiles * kHalfTileBytes, barriers, lane);
-  } else if (lane == 0 && warp == 0) {
-    load_inputs(params, order, shared + kSharedStages, barriers);
-  } else if (lane == 0) {
-    load_values(params, order, shared + kSharedValues, barriers);
+__device__ __forceinline__ void service_role(const Params& params, const uint16_t* order,
+                                             uint32_t shared, Barriers barriers, int thread) {
+  const int warp = __shfl_sync(~0U, thread >> 5, 0), lane = thread & 31;
+  if (warp == 0) {
+    norm_role(params, order, shared, barriers, lane);
+  } else if (warp == 1) {
+    copy_role(params, order, shared, barriers, lane);
+  } else {
+    finish_role(params, order, shared, barriers, warp - 2, lane);
   }
 }
 
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::take_registers<kPrepareRegisters>();
     prepare_role(params, order, shared, barriers, thread - kChainThreads);
   } else {
-    ptx::give_registers<kCopyRegisters>();
-    copy_role(params, order, shared, barriers, thread % kWarpgroup);
+    ptx::give_registers<kServiceRegisters>();
+    service_role(params, order, shared, barriers, thread % kWarpgroup);
   }
 }
 

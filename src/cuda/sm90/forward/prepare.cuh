@@ -1,6 +1,7 @@
 // Preparation of a chunk by a pair of warps: the raw tiles of a stage become the chain's operands.
 // Each warp has all 32 tokens of 64 channels, so that nothing crosses warps per channel; only sums
-// over channels do: two norms per token, and the partial L and M.
+// over channels do: two norms per token, which are there before, and L and M, of which each warp
+// leaves its part.
 //
 // The chunk is two blocks b of 16 tokens. With G the cumulative sum of w inside a block, P = 2^G
 // and Q = 2^-G stay within 2^+-115.5 at any decay, and e_b = 2^(total of block b):
@@ -11,11 +12,12 @@
 //
 // The products for L and M take bf16, which has the range of P and Q. What the chain gets (kd, qd,
 // kr, T, M) is at most 2 and goes in as fp16; kr and M are multiplied by the chunk's tilt, T is
-// divided by it.
+// divided by it. The norms of k carry its sign: k is negative all along, and the tilt makes up for
+// it in kr and M.
 //
 // Work goes by tiles of 16 tokens x 16 channels (a block of a slice), in the fragments of mma.cuh.
-// Three steps of three tiles run interleaved: gate of the tile after next, powers of the next,
-// products of this one.
+// Three steps of three tiles run interleaved, from chunk to chunk too: gate of the tile after next,
+// powers of the next, products of this one.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -27,7 +29,6 @@ namespace flash_kda::cuda::sm90 {
 
 inline constexpr int kSlices = kHalf / 16;  // of a warp
 inline constexpr int kBlockBytes = kBlock * kRowBytes;
-inline constexpr float kLog2E = 1.4426950408889634F;
 
 // What a lane knows for a whole launch. g = lane / 4, c = lane % 4.
 struct PrepareLane {
@@ -36,12 +37,11 @@ struct PrepareLane {
                          // the first 8 channels, then of the last 8
   uint32_t b_order;      // in B order: both channel groups of rows 0-7, then of rows 8-15
   uint32_t triangle[4];  // lower triangle of ones, fp16, an A fragment
-  uint32_t scratch;      // shared address of the pair's scratch
-  int barrier;           // named barrier of the pair
+  uint32_t scratch;      // shared addresses: of the pair's scratch,
+  uint32_t bias;         // of this warp's dt_bias
 };
 
-__device__ __forceinline__ PrepareLane prepare_lane(int pair, int thread, uint32_t scratch,
-                                                    uint32_t zeros) {
+__device__ __forceinline__ PrepareLane prepare_lane(int thread, uint32_t shared) {
   PrepareLane self;
   self.lane = thread & 31;
   self.warp = __shfl_sync(~0U, (thread >> 5) & 1, 0);
@@ -61,15 +61,12 @@ __device__ __forceinline__ PrepareLane prepare_lane(int pair, int thread, uint32
   const uint32_t values[4] = {lower, both, 0, lower};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    self.triangle[i] = values[i] ^ ptx::load_shared_opaque(zeros + 4 * i);
+    self.triangle[i] =
+        values[i] ^ ptx::load_shared_opaque(shared + kSharedZeros + 4 * ((self.lane + i) & 3));
   }
-  self.scratch = scratch;
-  self.barrier = 1 + pair;
+  self.scratch = shared + kSharedScratch + thread / 64 * kScratchBytes;
+  self.bias = shared + kSharedStages + thread / 32 * kStageBytes + kStageBias;
   return self;
-}
-
-__device__ __forceinline__ void pair_sync(const PrepareLane& self) {
-  ptx::named_barrier_sync(self.barrier, 64);
 }
 
 // The gate of a head: w = half_bound (1 + tanh(g gate_scale + bias)), which is
@@ -93,28 +90,38 @@ struct Products {
   uint32_t kQe_bf16[4];
 };
 
+// Where a chunk lies, for a lane of this warp: the first tile of its channels. The tiles of the
+// other slices differ in bits that are 0 here but for the lane's piece.
+struct Place {
+  uint32_t k;      // k in A order, q behind it
+  uint32_t g, kr;  // g in A order, kr, which takes its place, in B order
+  __device__ __forceinline__ void set(const PrepareLane& self, uint32_t stage) {
+    k = stage + kStageK + self.warp * kStageHalf + self.a_order;
+    g = stage + kStageG + self.warp * kHalfTileBytes + self.a_order;
+    kr = stage + kStageG + self.warp * kHalfTileBytes + self.b_order;
+  }
+  static __device__ __forceinline__ uint32_t at(uint32_t place, int slice) {
+    return place ^ (slice << 5);
+  }
+};
+
 struct Preparation {
   const PrepareLane& self;
-  HeadGate gate_constants;
-  float tilt;      // tilt.cuh
-  uint32_t stage;  // shared address
+  HeadGate gate_constants;  // of the slice ahead
+  float tilt;               // tilt.cuh
+  uint32_t stage;           // shared address
+  Place here, ahead;        // of the chunk in hand; of the slice after the one in hand
   Tile tile[2];
   Products sum;
-  float k_norm[2][2], q_norm[2][2];  // 1/|k|, 1/|q|: [block][row g, g + 8]
+  float k_norm[2][2], q_norm[2][2];  // -1/|k|, 1/|q|: [block][row g, g + 8]
 
-  // The lane's place in a tile of this warp's channels. kTensor: kStageK, kStageQ or kStageG.
-  template <int kTensor>
-  __device__ __forceinline__ uint32_t tile_at(int block, uint32_t order, int slice) const {
-    constexpr int kStride = kTensor == kStageG ? kHalfTileBytes : kStageHalf;
-    return stage + self.warp * kStride + kTensor + block * kBlockBytes + (order ^ (slice << 5));
-  }
+  static constexpr uint32_t kToQ = kStageQ - kStageK;
 
   template <int kB>
   __device__ __forceinline__ void gate(int slice) {
     uint32_t raw[4];
-    ptx::load_matrix4_transposed(raw, tile_at<kStageG>(kB, self.a_order, slice));
-    const uint32_t bias =
-        self.scratch + kScratchBias + 4 * (self.warp * kHalf + self.g) + 64 * slice;
+    ptx::load_matrix4_transposed(raw, Place::at(ahead.g, slice) + kB * kBlockBytes);
+    const uint32_t bias = self.bias + 4 * self.g + 64 * slice;
     const float shift[2] = {ptx::load_shared(bias), ptx::load_shared(bias + 32)};
     const float a = gate_constants.gate_scale, w = gate_constants.half_bound;
 #pragma unroll
@@ -143,9 +150,9 @@ struct Preparation {
   }
 
   template <int kB>
-  __device__ __forceinline__ void read_keys(int slice) {
-    ptx::load_matrix4(tile[kB].q, tile_at<kStageQ>(kB, self.a_order, slice));
-    ptx::load_matrix4(tile[kB].k, tile_at<kStageK>(kB, self.a_order, slice));
+  __device__ __forceinline__ void read_keys(uint32_t place) {
+    ptx::load_matrix4(tile[kB].q, place + kToQ + kB * kBlockBytes);
+    ptx::load_matrix4(tile[kB].k, place + kB * kBlockBytes);
   }
 
   // Row 15 of a block's P is the block's total.
@@ -165,8 +172,8 @@ struct Preparation {
     for (int h = 0; h < 2; ++h) {
       ptx::store_shared2_if(self.g == 0, d + 32 * h, sum.e0[h][0] * sum.e1[h][0],
                             sum.e0[h][1] * sum.e1[h][1]);
-      sum.e1[h][0] *= tilt;
-      sum.e1[h][1] *= tilt;
+      sum.e1[h][0] *= -tilt;
+      sum.e1[h][1] *= -tilt;
     }
   }
 
@@ -215,11 +222,6 @@ struct Preparation {
   static __device__ __forceinline__ uint32_t scaled(const float* x, int j, const float (&e)[2][2]) {
     return ptx::pack_f16(x[2 * j] * e[j >> 1][0], x[2 * j + 1] * e[j >> 1][1]);
   }
-  static __device__ __forceinline__ uint32_t minus_scaled(const float* x, int j,
-                                                          const float (&e)[2][2]) {
-    return ptx::pack_f16(-x[2 * j] * e[j >> 1][0], -x[2 * j + 1] * e[j >> 1][1]);
-  }
-
   __device__ __forceinline__ void first_block(int slice) {
     Operands o;
     operands<0>(o);
@@ -234,17 +236,17 @@ struct Preparation {
     uint32_t kd[4], qd[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      kd[j] = ptx::pack_f16(-o.kP[2 * j], -o.kP[2 * j + 1]);
+      kd[j] = ptx::pack_f16(o.kP[2 * j], o.kP[2 * j + 1]);
       qd[j] = ptx::pack_f16(o.qP[2 * j], o.qP[2 * j + 1]);
     }
-    ptx::store_matrix4(tile_at<kStageK>(0, self.a_order, slice), kd);
-    ptx::store_matrix4(tile_at<kStageQ>(0, self.a_order, slice), qd);
+    ptx::store_matrix4(Place::at(here.k, slice), kd);
+    ptx::store_matrix4(Place::at(here.k, slice) + kToQ, qd);
     totals<1>(sum.e1);
     finish_totals(slice);
     uint32_t kr[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) kr[2 * (j & 1) + (j >> 1)] = scaled(sum.kQe, j, sum.e1);
-    ptx::store_matrix4(tile_at<kStageG>(0, self.b_order, slice), kr);
+    ptx::store_matrix4(Place::at(here.kr, slice), kr);
   }
 
   __device__ __forceinline__ void second_block(int slice) {
@@ -255,80 +257,48 @@ struct Preparation {
     uint32_t kd[4], qd[4], kr[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      kd[j] = minus_scaled(o.kP, j, sum.e0);
+      kd[j] = scaled(o.kP, j, sum.e0);
       qd[j] = scaled(o.qP, j, sum.e0);
       kr[2 * (j & 1) + (j >> 1)] = scaled(o.kQ, j, sum.e1);
     }
-    ptx::store_matrix4(tile_at<kStageK>(1, self.a_order, slice), kd);
-    ptx::store_matrix4(tile_at<kStageQ>(1, self.a_order, slice), qd);
-    ptx::store_matrix4(tile_at<kStageG>(1, self.b_order, slice), kr);
-  }
-
-  // This warp's squares of k and q, summed over its channels: bf16 pairs over the slices, then a
-  // product with ones. One lane of four publishes four tokens' sums.
-  __device__ __forceinline__ void publish_norms() {
-    constexpr uint32_t kOnes = 0x3F803F80;
-    float k_sum[2][4] = {}, q_sum[2][4] = {};
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      uint32_t kk[4], qq[4];
-#pragma unroll
-      for (int s = 0; s < kSlices; ++s) {
-        uint32_t k[4], q[4];
-        ptx::load_matrix4(k, tile_at<kStageK>(b, self.a_order, s));
-        ptx::load_matrix4(q, tile_at<kStageQ>(b, self.a_order, s));
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          kk[i] = s > 0 ? ptx::fma_bf16x2(k[i], k[i], kk[i]) : ptx::mul_bf16x2(k[i], k[i]);
-          qq[i] = s > 0 ? ptx::fma_bf16x2(q[i], q[i], qq[i]) : ptx::mul_bf16x2(q[i], q[i]);
-        }
-      }
-      ptx::mma_bf16(k_sum[b], kk, kOnes, kOnes);
-      ptx::mma_bf16(q_sum[b], qq, kOnes, kOnes);
-    }
-    const bool of_q = (self.c & 1) != 0;
-    const float sums[4] = {of_q ? q_sum[0][0] : k_sum[0][0], of_q ? q_sum[0][2] : k_sum[0][2],
-                           of_q ? q_sum[1][0] : k_sum[1][0], of_q ? q_sum[1][2] : k_sum[1][2]};
-    ptx::store_shared4_if(
-        self.c < 2, self.scratch + kScratchNorm + self.warp * 256 + self.c * 128 + self.g * 16,
-        sums);
+    ptx::store_matrix4(Place::at(here.k, slice) + kBlockBytes, kd);
+    ptx::store_matrix4(Place::at(here.k, slice) + kToQ + kBlockBytes, qd);
+    ptx::store_matrix4(Place::at(here.kr, slice) + kBlockBytes, kr);
   }
 
   __device__ __forceinline__ void read_norms() {
-    const uint32_t at = self.scratch + kScratchNorm + self.g * 16;
-    const float4 k0 = ptx::load_shared4(at), k1 = ptx::load_shared4(at + 256);
-    const float4 q0 = ptx::load_shared4(at + 128), q1 = ptx::load_shared4(at + 384);
-    const float k[4] = {k0.x + k1.x, k0.y + k1.y, k0.z + k1.z, k0.w + k1.w};
-    const float q[4] = {q0.x + q1.x, q0.y + q1.y, q0.z + q1.z, q0.w + q1.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      k_norm[i >> 1][i & 1] = ptx::rsqrt_approx(k[i] + kNormEpsilon);
-      q_norm[i >> 1][i & 1] = ptx::rsqrt_approx(q[i] + kNormEpsilon);
-    }
+    const uint32_t at = stage + kStageNorms + self.g * 16;
+    const float4 k = ptx::load_shared4(at), q = ptx::load_shared4(at + 128);
+    k_norm[0][0] = k.x, k_norm[0][1] = k.y, k_norm[1][0] = k.z, k_norm[1][1] = k.w;
+    q_norm[0][0] = q.x, q_norm[0][1] = q.y, q_norm[1][0] = q.z, q_norm[1][1] = q.w;
   }
 
-  template <bool kLast>
+  // The first tiles of the slice ahead, as slice() leaves them.
+  __device__ __forceinline__ void start() {
+    gate<0>(0);
+    gate<1>(0);
+    read_keys<0>(ahead.k);
+    powers<0>();
+  }
+
   __device__ __forceinline__ void slice(int s) {
-    if constexpr (!kLast) gate<0>(s + 1);
-    read_keys<1>(s);
+    const int next = (s + 1) % kSlices;
+    gate<0>(next);
+    read_keys<1>(Place::at(here.k, s));
     powers<1>();
     first_block(s);
-    if constexpr (!kLast) {
-      gate<1>(s + 1);
-      read_keys<0>(s + 1);
-      powers<0>();
-    }
+    gate<1>(next);
+    read_keys<0>(Place::at(ahead.k, next));
+    powers<0>();
     second_block(s);
   }
 
-  // kd, qd, kr and d are in the stage, this warp's part of L and M in `sum`.
-  __device__ __forceinline__ void run() {
-    publish_norms();
-    gate<0>(0);
-    gate<1>(0);
-    read_keys<0>(0);
-    powers<0>();
-    pair_sync(self);
+  // The chunk in hand: kd, qd, kr and d come into the stage, this warp's part of L and M into
+  // `sum`. turn: called before the last slice, to put `ahead` and the gate's constants to the next
+  // chunk.
+  template <typename Turn>
+  __device__ __forceinline__ void run(Turn turn) {
+    here = ahead;
     read_norms();
 #pragma unroll
     for (int block = 0; block < 3; ++block) {
@@ -336,8 +306,10 @@ struct Preparation {
       for (int i = 0; i < 8; ++i) sum.L[block][i >> 2][i & 3] = sum.M[block][i >> 2][i & 3] = 0.0F;
     }
 #pragma unroll 1  // a loop: less code to fetch
-    for (int s = 0; s < kSlices - 1; ++s) slice<false>(s);
-    slice<true>(kSlices - 1);
+    for (int s = 0; s < kSlices; ++s) {
+      if (s == kSlices - 1) turn();
+      slice(s);
+    }
   }
 };
 

@@ -16,7 +16,7 @@ __device__ __forceinline__ float load_number(const void* from, bool bf16, int64_
   return __ldg(static_cast<const float*>(from) + index);
 }
 
-// The gate's constants of a head; the biases go to the pair's scratch, each warp its channels.
+// The gate's constants of a head; the biases of this warp's channels go to shared memory.
 __device__ __forceinline__ HeadGate load_gate(const Params& params, const PrepareLane& self,
                                               int32_t head) {
   const float A_log =
@@ -33,104 +33,78 @@ __device__ __forceinline__ HeadGate load_gate(const Params& params, const Prepar
                            ? 0.0F
                            : load_number(params.dt_bias, params.dt_bias_bf16,
                                          static_cast<int64_t>(head) * kHeadDim + channel);
-    ptx::store_shared(self.scratch + kScratchBias + 4 * channel, bias * gate.gate_scale);
+    ptx::store_shared(self.bias + 4 * (32 * i + self.lane), bias * gate.gate_scale);
   }
   __syncwarp();
   return gate;
 }
 
-__device__ __forceinline__ float sigmoid(float x) {
-  return ptx::rcp_approx(1.0F + ptx::exp2_approx(-kLog2E * x));
-}
+// Goes through a pair's chunks of the CTA's work, and their stages.
+struct PairChunks {
+  static_assert(kStages % kPairs == 0, "a pair sees every phase of its stages");
+  Item item;
+  StageCursor at;
+  uint32_t k = 0;
+  int32_t row;
 
-// The beta logit of the lane's token of the chunk at `row`, 0 past the end, as it lies in memory:
-// it is fetched a chunk ahead, and converting it would wait for it.
-__device__ __forceinline__ uint32_t fetch_beta(const Params& params, const Item& item, int32_t row,
-                                               int lane) {
-  if (row + lane >= item.length) return 0;
-  const int64_t index = item.batch * params.beta_batch_stride +
-                        static_cast<int64_t>(item.begin + row + lane) * params.beta_token_stride +
-                        item.head * params.beta_head_stride;
-  return params.beta_bf16 ? __ldg(static_cast<const uint16_t*>(params.beta) + index)
-                          : __ldg(static_cast<const uint32_t*>(params.beta) + index);
-}
-
-__device__ __forceinline__ float beta_value(const Params& params, uint32_t logit) {
-  return sigmoid(params.beta_bf16 ? ptx::low_bf16(logit) : __uint_as_float(logit));
-}
-
-// Rows past the end of the sequence hold somebody else's tokens: k = q = 0 and no decay instead,
-// in this warp's channels.
-__device__ __forceinline__ void blank_tail(const PrepareLane& self, uint32_t stage, int32_t rows) {
-  constexpr uint32_t kMinusInfinity = 0xFF80FF80;  // as the raw gate
-  for (int row = rows + (self.lane >> 3); row < kChunk; row += 4) {
-    const uint32_t at = stage + row * kRowBytes + 16 * (self.lane & 7);
-    ptx::store_shared_words4(at + kStageK + self.warp * kStageHalf, 0);
-    ptx::store_shared_words4(at + kStageQ + self.warp * kStageHalf, 0);
-    ptx::store_shared_words4(at + kStageG + self.warp * kHalfTileBytes, kMinusInfinity);
+  // False past the last.
+  __device__ __forceinline__ bool settle(const Params& params, const uint16_t* order) {
+#pragma unroll 1
+    while (row >= item.chunks() * kChunk) {
+      row -= item.chunks() * kChunk;
+      if (!nth_item(params, order, ++k, item)) return false;
+    }
+    return true;
   }
-  __syncwarp();
-}
-
-// One chunk: the stage's raw tiles become operands. The warps of the pair take turns with T.
-__device__ __forceinline__ void prepare_chunk(const PrepareLane& self, const HeadGate& gate,
-                                              uint32_t stage, float beta, float tilt,
-                                              bool makes_t) {
-  Preparation chunk{.self = self, .gate_constants = gate, .tilt = tilt, .stage = stage};
-  chunk.run();
-  if (makes_t) {
-    hand_over(self.scratch + kScratchM, self.lane, chunk.sum.M);
-  } else {
-    hand_over(self.scratch + kScratchL, self.lane, chunk.sum.L);
+  __device__ __forceinline__ bool start(const Params& params, const uint16_t* order, int pair) {
+    row = pair * kChunk;
+    at.slot = pair;
+    return nth_item(params, order, 0, item) && settle(params, order);
   }
-  pair_sync(self);
-  if (makes_t) {
-    finish_t(chunk, beta);
-  } else {
-    finish_m(chunk);
+  __device__ __forceinline__ bool advance(const Params& params, const uint16_t* order) {
+    row += kPairs * kChunk;
+    at.slot += kPairs;
+    if (at.slot >= kStages) {
+      at.slot -= kStages;
+      at.parity ^= 1;
+    }
+    return settle(params, order);
   }
-  ptx::fence_async_shared();
-}
+};
 
 __device__ __forceinline__ void prepare_role(const Params& params, const uint16_t* order,
                                              uint32_t shared, Barriers barriers, int thread) {
-  const int pair = thread / 64;
-  const PrepareLane self = prepare_lane(
-      pair, thread, shared + kSharedScratch + pair * kScratchBytes, shared + kSharedZeros);
-  StageCursor at;
-  int turn = 0;  // of the pairs
-  bool makes_t = ((self.warp ^ (pair >> 1)) & 1) != 0;
-  Item item;
+  const int pair = __shfl_sync(~0U, thread / 64, 0);
+  const PrepareLane self = prepare_lane(thread, shared);
+  PairChunks chunks;
+  if (!chunks.start(params, order, pair)) return;
+  Preparation chunk{.self = self};
+  auto stage = [&] { return shared + kSharedStages + chunks.at.slot * kStageBytes; };
+  chunk.gate_constants = load_gate(params, self, chunks.item.head);
+  ptx::mbarrier_wait(barriers.normed(chunks.at.slot), chunks.at.parity);
+  chunk.ahead.set(self, stage());
+  chunk.start();
+  uint32_t parity = 1;
+  bool more = true;
 #pragma unroll 1
-  for (uint32_t k = 0; nth_item(params, order, k, item); ++k) {
-    bool fresh = true;
-    HeadGate gate{};
-    uint32_t logit = 0;
-#pragma unroll 1
-    for (int32_t row = 0; row < item.length; row += kChunk, at.advance()) {
-      const bool mine = turn == pair;
-      turn = turn + 1 == kPairs ? 0 : turn + 1;
-      if (!mine) {
-        // Parity can't tell phases two apart: see every phase of a stage that pairs share.
-        if (kStages % kPairs != 0) ptx::mbarrier_wait(barriers.raw(at.slot), at.parity);
-        continue;
-      }
-      if (fresh) {
-        gate = load_gate(params, self, item.head);
-        logit = fetch_beta(params, item, row, self.lane);
-        fresh = false;
-      }
-      const float beta = beta_value(params, logit);
-      logit = fetch_beta(params, item, row + kPairs * kChunk, self.lane);
-      const uint32_t stage = shared + kSharedStages + at.slot * kStageBytes;
-      ptx::mbarrier_wait(barriers.raw(at.slot), at.parity);
-      if (item.length - row < kChunk) {
-        blank_tail(self, stage, item.length - row);
-      }
-      prepare_chunk(self, gate, stage, beta, chunk_tilt(row / kChunk), makes_t);
-      makes_t = !makes_t;
-      ptx::mbarrier_arrive(barriers.full(at.slot));
-    }
+  while (more) {
+    chunk.stage = stage();
+    chunk.tilt = chunk_tilt(chunks.row / kChunk);
+    chunk.run([&] {
+      const uint32_t k = chunks.k;
+      more = chunks.advance(params, order);
+      if (!more) return;  // what is read ahead then is not used
+      if (chunks.k != k) chunk.gate_constants = load_gate(params, self, chunks.item.head);
+      ptx::mbarrier_wait(barriers.normed(chunks.at.slot), chunks.at.parity);
+      chunk.ahead.set(self, stage());
+    });
+    ptx::mbarrier_wait(barriers.unpartial(pair), parity);
+    parity ^= 1;
+    store_part(self.warp == 0 ? self.scratch + kScratchL : chunk.stage + kStageTM, self.lane,
+               chunk.sum.L);
+    store_part(self.scratch + kScratchM + self.warp * kPartialBytes, self.lane, chunk.sum.M);
+    ptx::fence_async_shared();
+    warp_arrive(barriers.partial(pair));
   }
 }
 

@@ -178,10 +178,10 @@ struct Chain {
     const float* O = XO + kTokenRegisters;
     const float factor[2] = {output_scale * scale.inverse[0], output_scale * scale.inverse[1]};
     const int slot = count % kOutputTiles;
-    const uint32_t full = barriers().out_full(half(), slot);
-    ptx::mbarrier_wait(barriers().out_free(half(), slot), (count / kOutputTiles & 1) ^ 1);
+    const uint32_t full = barriers().out_full(slot);
+    ptx::mbarrier_wait(barriers().out_free(slot), (count / kOutputTiles & 1) ^ 1);
     const uint32_t tile =
-        shared + kSharedOutputs + matrix_lane() + (half() * kOutputTiles + slot) * kHalfTileBytes;
+        shared + kSharedOutputs + slot * kTileBytes + half() * kHalfTileBytes + matrix_lane();
 #pragma unroll
     for (int j = 0; j < kChunk / 16; ++j) {
       uint32_t r[4];
@@ -193,7 +193,7 @@ struct Chain {
       ptx::store_matrix4_transposed(tile + j * 16 * kRowBytes, r);
     }
     ptx::fence_async_shared();
-    warp_arrive(barriers().empty(count % kStages), full);
+    warp_arrive(full);
   }
 
   // All chunks of a sequence of `length` > 0 tokens, from S to S.
@@ -204,8 +204,8 @@ struct Chain {
       take_rows(values);
       ptx::mbarrier_wait(barriers().full(count % kStages), count / kStages & 1);
       start_rows();
-      decay();
       release_values();
+      decay();
       ptx::wgmma_wait<0>();
       ptx::hold(XO);
       update();
