@@ -3,10 +3,12 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include "cpp/cpu_inputs.h"
 #include "cuda/sm90_split/forward/cost.h"
+#include "cuda/sm90_split/forward/divisor.h"
 #include "cuda/sm90_split/forward/impl.h"
 #include "gpu/cpp/device_call.h"
 #include "ops/forward/impls.h"
@@ -40,16 +42,25 @@ Options divided(int64_t segment_chunks, int groups = 0) {
   return options;
 }
 
+// Whole, by halves, with preparation running beside the recurrence.
+Options beside() {
+  Options options = divided(kWhole, 1);
+  options.beside = true;
+  return options;
+}
+
 // Whole by halves and by heads, and segments, the shortest and an uneven one among them.
 const std::vector<Options>& divisions() {
-  static const std::vector<Options> all = {divided(kWhole, 1), divided(kWhole, 2), divided(1),
-                                           divided(3, 1), divided(8, 2)};
+  static const std::vector<Options> all = {divided(kWhole, 1), divided(kWhole, 2), beside(),
+                                           divided(1),         divided(3, 1),      divided(8, 2)};
   return all;
 }
 
 std::string text(const Options& options) {
-  return options.segment_chunks == kWhole ? "whole, " + std::to_string(options.groups)
-                                          : "segments of " + std::to_string(options.segment_chunks);
+  if (options.segment_chunks != kWhole) {
+    return "segments of " + std::to_string(options.segment_chunks);
+  }
+  return "whole, " + std::to_string(options.groups) + (options.beside ? ", beside" : "");
 }
 
 class SplitForward : public ::testing::Test {
@@ -106,7 +117,7 @@ TEST_F(SplitForward, MatchesTheEquationsOnHardInputs) {
         name.find("key") != std::string::npos || name.find("cosine") != std::string::npos;
     expect_accurate(x.args(), name, collinear ? kCollinearOutputTolerance : kOutputTolerance,
                     collinear ? kCollinearStateTolerance : kStateTolerance,
-                    {divided(kWhole, 1), divided(8, 2)});
+                    {divided(kWhole, 1), beside(), divided(8, 2)});
   }
 }
 
@@ -168,6 +179,8 @@ TEST_F(SplitForward, WindowsAndSegments) {
         all.push_back(divided(chunks, 1 + static_cast<int>(slots % 2)));
         all.back().record_budget = slots * 2 * kRecordBytes;
       }
+      all.push_back(beside());
+      all.back().record_budget = slots * 2 * kRecordBytes;
     }
     expect_accurate(x.args(), "windows", kOutputTolerance, kStateTolerance, all);
   }
@@ -299,6 +312,41 @@ TEST_F(SplitForward, BitwiseRepeatable) {
   }
 }
 
+// Two streams at once, each call over a workspace full of flags and records that are not its own.
+TEST_F(SplitForward, NoRaceBesidePreparation) {
+  constexpr int kCalls = 300;
+  for (int64_t tokens : {70, 1500}) {
+    ForwardInputs x[2] = {{2, tokens, 5, {}, 1}, {2, tokens, 5, {}, 2}};
+    ForwardInputs first[2] = {x[0], x[1]};
+    std::unique_ptr<DeviceCall> calls[2];
+    cudaStream_t streams[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      run(first[i].args(), divided(kWhole, 1));
+      testing::check_cuda(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+      calls[i] = std::make_unique<DeviceCall>(x[i].args());
+      calls[i]->args().stream = streams[i];
+      queue(calls[i].get(), beside());
+    }
+    const int64_t bytes = workspace_bytes_with(beside(), 2 * tokens, 5, 2);
+    for (int n = 0; n < kCalls; ++n) {
+      for (int i = 0; i < 2; ++i) {
+        if (n % 3 == 0) {
+          testing::check_cuda(
+              cudaMemsetAsync(calls[i]->workspace(bytes), n % 2 + 1, bytes, streams[i]));
+        }
+        queue(calls[i].get(), beside());
+      }
+      if (n % 10 != 9) continue;
+      for (int i = 0; i < 2; ++i) {
+        calls[i]->fetch();
+        ASSERT_EQ(x[i].out, first[i].out) << n;
+        ASSERT_EQ(x[i].final_state, first[i].final_state) << n;
+      }
+    }
+    for (cudaStream_t stream : streams) testing::check_cuda(cudaStreamDestroy(stream));
+  }
+}
+
 TEST(SplitWorkspace, GrowsWithEveryArgument) {
   for (int64_t tokens = 0; tokens < 300; tokens += 7) {
     for (int64_t heads : {1, 2, 3, 50, 96, 36000, 37000}) {
@@ -317,6 +365,23 @@ TEST(SplitWorkspace, IsBounded) {
   EXPECT_LE(kForward.workspace_bytes(8192, 12, 1), 112 << 20);
 }
 
+TEST(SplitDivisor, DividesExactly) {
+  constexpr uint32_t kMost = (uint32_t{1} << 31) - 1;
+  for (uint32_t d : {1U, 2U, 3U, 5U, 7U, 12U, 48U, 64U, 96U, 641U, 65535U, 65537U, kMost / 2,
+                     kMost / 2 + 2, kMost - 1, kMost}) {
+    const Divisor divisor(d);
+    for (uint64_t multiple = 0; multiple <= kMost;
+         multiple += (kMost / d / 1000 + 1) * uint64_t{d}) {
+      for (int64_t off : {-1, 0, 1}) {
+        const int64_t n = static_cast<int64_t>(multiple) + off;
+        if (n < 0 || n > kMost) continue;
+        ASSERT_EQ(divisor.quotient(static_cast<uint32_t>(n)), n / d) << n << " / " << d;
+      }
+    }
+    ASSERT_EQ(divisor.quotient(kMost), kMost / d) << d;
+  }
+}
+
 // Segments where few pairs leave the device idle, none where many fill it.
 TEST(SplitDivision, CutsLongSequencesOfFewHeads) {
   Work work;
@@ -329,9 +394,14 @@ TEST(SplitDivision, CutsLongSequencesOfFewHeads) {
     work.chunks = 4;
     EXPECT_GT(choose_division(work).segment_chunks, 4);
   }
+  // Between the two, chains leave multiprocessors that can prepare meanwhile.
+  work.heads = work.pairs = 32;
+  work.chunks = 256;
+  EXPECT_GT(choose_division(work).preparing, 0);
   work.heads = work.pairs = 128;
   work.chunks = 256;
   EXPECT_GT(choose_division(work).segment_chunks, 256);
+  EXPECT_EQ(choose_division(work).preparing, 0);
 }
 
 }  // namespace

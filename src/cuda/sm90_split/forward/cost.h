@@ -22,8 +22,9 @@ struct Work {
 
 struct Division {
   int64_t segment_chunks = 0;
-  int groups = 1;             // warpgroups of a block of the recurrence
-  double microseconds = 0.0;  // of everything but preparation
+  int groups = 1;         // warpgroups of a block of the recurrence
+  int64_t preparing = 0;  // multiprocessors that prepare beside the recurrence; 0: all, before it
+  double microseconds = 0.0;
 };
 
 // Of a chunk, to a block: with output by one warpgroup, by two; without output by two.
@@ -32,6 +33,12 @@ inline constexpr double kMapChunkCost = 0.80;
 // Of a chunk of one head, to the device: its bytes at 4 TB/s.
 inline constexpr double kChunkBytesCost = 0.0114;
 inline constexpr double kPrepareChunkCost = 0.0138;
+// Preparation beside the recurrence: a chunk of one head, to a multiprocessor; of a chain by one
+// warpgroup meanwhile; until the first records are there, and the start and end of both kernels.
+inline constexpr double kBesidePrepareCost = 1.75;
+inline constexpr double kBesideChunkCost = 0.90;
+inline constexpr double kBesideCost = 28.0;
+inline constexpr int64_t kLeastPreparing = 16;
 // Of a step of the merge, by clusters of 8, of 4 and of 2 blocks, the last for each pair if that is
 // more; of the start and end of a kernel.
 inline constexpr double kMergeStepCost8 = 0.55;
@@ -60,6 +67,26 @@ inline double merge_step_cost(int64_t pairs) {
   }
 }
 
+// Preparation on its own.
+inline double prepare_cost(const Work& work) {
+  return kKernelCost + static_cast<double>(work.chunks * work.pairs) * kPrepareChunkCost;
+}
+
+// A whole sequence, by blocks of one warpgroup; the multiprocessors that they leave prepare.
+inline bool fits_beside(const Work& work) {
+  return 2 * work.pairs + kLeastPreparing <= work.multiprocessors;
+}
+inline Division divide_beside(const Work& work) {
+  Division division;
+  division.segment_chunks = int64_t{1} << 30;
+  division.preparing = work.multiprocessors - 2 * work.pairs;
+  const auto chunks = static_cast<double>(work.chunks);
+  const double prepare = chunks * static_cast<double>(work.pairs) * kBesidePrepareCost /
+                         static_cast<double>(division.preparing);
+  division.microseconds = kBesideCost + std::max(chunks * kBesideChunkCost, prepare);
+  return division;
+}
+
 // Every sequence in `segments` segments, which may turn out fewer; 1: whole.
 inline Division divide(const Work& work, int64_t segments, int groups) {
   Division division;
@@ -69,7 +96,8 @@ inline Division divide(const Work& work, int64_t segments, int groups) {
   const auto chunks = static_cast<double>(division.segment_chunks);
   const double bytes = static_cast<double>(work.pairs * work.chunks) * kChunkBytesCost;
   const double chain = rounds(work, work.pairs * segments * (3 - groups)) * chunks;
-  division.microseconds = kKernelCost + std::max(bytes, chain * kChunkCost[groups]);
+  division.microseconds =
+      prepare_cost(work) + kKernelCost + std::max(bytes, chain * kChunkCost[groups]);
   if (segments == 1) {
     division.segment_chunks = int64_t{1} << 30;  // longer than any sequence
     return division;
@@ -97,13 +125,15 @@ inline Division choose_division(const Work& work) {
       if (division.microseconds < best.microseconds) best = division;
     }
   }
+  // One sequence: of several, a window may hold parts that its pieces do not begin with.
+  if (sequences == 1 && fits_beside(work)) {
+    const Division division = divide_beside(work);
+    if (division.microseconds < best.microseconds) best = division;
+  }
   return best;
 }
 
 // All of a call, for comparison with other implementations.
-inline double total_microseconds(const Work& work) {
-  return kKernelCost + static_cast<double>(work.chunks * work.pairs) * kPrepareChunkCost +
-         choose_division(work).microseconds;
-}
+inline double total_microseconds(const Work& work) { return choose_division(work).microseconds; }
 
 }  // namespace flash_kda::cuda::sm90_split

@@ -21,11 +21,13 @@ namespace {
 
 constexpr int kCapability = 90;
 constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
-constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max() / 2;
 
 Layout layout_with(const Options& options, int64_t tokens_total, int64_t heads, int64_t sequences) {
-  const int64_t least = options.segment_chunks == 0 ? kLeastSegment : options.segment_chunks;
-  return make_layout(tokens_total, heads, sequences, options.record_budget, least);
+  const bool chosen = options.segment_chunks == 0;
+  return make_layout(tokens_total, heads, sequences, options.record_budget,
+                     chosen ? kLeastSegment : options.segment_chunks,
+                     chosen ? kMostMaps : std::numeric_limits<int64_t>::max());
 }
 
 Layout layout_of(const ForwardProblem& p, const Options& options) {
@@ -73,9 +75,13 @@ Division division_of(const ForwardProblem& p, const Layout& layout, const Option
   work.most_maps = layout.most_maps;
   work.multiprocessors = device.multiprocessors;
   work.even = !p.cu_seqlens;
-  Division division = choose_division(work);
+  Division division =
+      options.beside && fits_beside(work) ? divide_beside(work) : choose_division(work);
   if (options.segment_chunks != 0) division.segment_chunks = options.segment_chunks;
   if (options.groups != 0) division.groups = options.groups;
+  if (division.groups == 2 || division.segment_chunks <= layout.slots_per_window) {
+    division.preparing = 0;
+  }
   return division;
 }
 
@@ -126,7 +132,14 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   const Division division = division_of(p, layout, options, *device);
   const int64_t sequences = sequences_per_window(p, layout);
   const int64_t cuts = layout.slots_per_window / division.segment_chunks;
-  PrepareParams prepare = portable::prepare_params(p, plan);
+  RecordParams records;
+  records.prepare = portable::prepare_params(p, plan);
+  records.prepare.records = layout.records.in(workspace);
+  if (division.preparing > 0 && p.tokens > 0) records.ready = layout.ready.in(workspace);
+  const int64_t chunks =
+      p.cu_seqlens ? (layout.slots + p.sequences - 1) / p.sequences : portable::slots_of(p.tokens);
+  records.piece = static_cast<int32_t>(
+      std::min(cuts > 0 ? division.segment_chunks : chunks, layout.slots_per_window));
   SplitParams split = split_params(p, plan);
   split.segments = {static_cast<int32_t>(division.segment_chunks),
                     static_cast<int32_t>(sequences + cuts)};
@@ -135,18 +148,19 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
                                  std::to_string(layout.most_maps) + " maps, got " +
                                  std::to_string(split.segments.most * p.heads));
   }
-  prepare.records = layout.records.in(workspace);
-  split.records = prepare.records;
+  split.records = records.prepare.records;
+  split.ready = records.ready;
   split.maps = layout.maps.in(workspace);
   for (int64_t i = 0; i < layout.windows; ++i) {
     const int64_t begin = i * layout.slots_per_window;
-    prepare.window = {
-        static_cast<int32_t>(begin),
-        static_cast<int32_t>(std::min(layout.slots_per_window, layout.slots - begin))};
-    split.window = prepare.window;
+    split.window = {static_cast<int32_t>(begin),
+                    static_cast<int32_t>(std::min(layout.slots_per_window, layout.slots - begin))};
+    records.prepare.window = split.window;
     split.carry_in = layout.carry[i % 2].in(workspace);
     split.carry_out = layout.carry[(i + 1) % 2].in(workspace);
-    if (p.tokens > 0) FLASH_KDA_RETURN_IF_ERROR(launch_records(prepare, stream));
+    if (p.tokens > 0) {
+      FLASH_KDA_RETURN_IF_ERROR(launch_records(records, division.preparing, stream));
+    }
     if (cuts > 0) {
       FLASH_KDA_RETURN_IF_ERROR(launch_maps(split, stream));
       if (layout.slots_per_window > 2 * division.segment_chunks) {  // else two segments at most

@@ -11,7 +11,7 @@ Status absent() {
 }  // namespace
 
 const void* entry() { return nullptr; }
-Status launch_records(const PrepareParams&, cudaStream_t) { return absent(); }
+Status launch_records(RecordParams, int64_t, cudaStream_t) { return absent(); }
 Status launch_maps(const SplitParams&, cudaStream_t) { return absent(); }
 Status launch_merge(const SplitParams&, int32_t, cudaStream_t) { return absent(); }
 Status launch_recurrence(const SplitParams&, int, cudaStream_t) { return absent(); }

@@ -1,5 +1,5 @@
 // The kernels of the split forward, queued on a stream of the current device. Each may start while
-// the one before it ends, and waits for it before it touches memory.
+// the one before it ends, and waits for it before it touches memory, or for flags.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,8 +9,9 @@
 
 namespace flash_kda::cuda::sm90_split {
 
-// Writes the records of a window.
-Status launch_records(const PrepareParams& params, cudaStream_t stream);
+// Writes the records of a window: of `params`, prepare, ready and piece. With flags (ready) it
+// takes so many multiprocessors, and the next kernel may run on the others meanwhile.
+Status launch_records(RecordParams params, int64_t multiprocessors, cudaStream_t stream);
 
 // Where sequences are cut: the states after the first segments and the maps of the others but the
 // last; then, from them, the states in between. `sequences` bounds those that the window touches.

@@ -8,7 +8,7 @@
 namespace flash_kda::cuda::sm90_split {
 
 Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64_t budget,
-                   int64_t least_segment) {
+                   int64_t least_segment, int64_t most_maps) {
   Layout layout;
   if (heads == 0 || sequences == 0) return layout;
   layout.slots = portable::most_slots(tokens_total, sequences);
@@ -16,13 +16,14 @@ Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64
   const int64_t most = std::max<int64_t>(budget / slot_bytes, 1);
   layout.windows = (layout.slots + most - 1) / most;
   layout.slots_per_window = (layout.slots + layout.windows - 1) / layout.windows;
-  const int64_t all_maps = heads * (sequences + layout.slots / least_segment);
-  layout.most_maps = least_segment < kLeastSegment ? all_maps : std::min(kMostMaps, all_maps);
+  layout.most_maps = std::min(most_maps, heads * (sequences + layout.slots / least_segment));
 
   // Booked in full even where equal windows need less, or the size would not be monotone in heads.
   WorkspaceLedger ledger;
   layout.records =
       ledger.book<unsigned char>(std::min(layout.slots * slot_bytes, std::max(budget, slot_bytes)));
+  layout.ready =
+      ledger.book<uint32_t>(std::min(layout.slots * heads, std::max(budget / kRecordBytes, heads)));
   layout.bounds = ledger.book<int64_t>(sequences + 1);
   layout.first_slots = ledger.book<int32_t>(sequences + 1);
   layout.slot_sequences = ledger.book<int32_t>(layout.slots);

@@ -14,6 +14,7 @@ struct Layout {
   int64_t most_maps = 0;  // segments times heads of a window, with gaps in their numbers
 
   WorkspaceBuffer<unsigned char> records;  // of one window
+  WorkspaceBuffer<uint32_t> ready;         // a flag per record
   WorkspaceBuffer<int64_t> bounds;         // tables of portable's TilePlan
   WorkspaceBuffer<int32_t> first_slots;
   WorkspaceBuffer<int32_t> slot_sequences;
@@ -25,7 +26,8 @@ struct Layout {
 // For problems of these totals; every extent is at least 0. Neither bytes nor any buffer shrinks
 // when an argument grows, `least_segment` apart. `budget`: most bytes of records, unless one slot
 // of all heads takes more. `least_segment`: the fewest chunks that a segment will have.
+// `most_maps`: a bound of their maps.
 Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64_t budget,
-                   int64_t least_segment);
+                   int64_t least_segment, int64_t most_maps);
 
 }  // namespace flash_kda::cuda::sm90_split

@@ -1,14 +1,14 @@
-// What the kernels of the split forward take, by value. Prepare takes portable's parameters.
+// What the kernels of the split forward take, by value.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/portable/forward/params.h"
 #include "cuda/sm90_split/forward/config.h"
+#include "cuda/sm90_split/forward/divisor.h"
 
 namespace flash_kda::cuda::sm90_split {
 
-using portable::PrepareParams;
 using portable::TilePlan;
 using portable::Window;
 
@@ -25,6 +25,18 @@ __host__ __device__ constexpr int phi_index(int row_tile, int column_tile, int l
   return ((column_tile * (kHeadDim / 16) + row_tile) * kWarp + lane) * 4;
 }
 
+// Preparation makes the records in an order in which all chains can go on at once: the slots of a
+// window count as pieces of `piece` slots, from which it takes one slot each, then the next. Beside
+// the chains that is from the first on; before them from the last, so that what they read first is
+// still in the L2 cache.
+struct RecordParams {
+  portable::PrepareParams prepare;
+  uint32_t* ready = nullptr;  // as in SplitParams
+  int32_t piece = 1;
+  int32_t pieces = 1;
+  Divisor by_heads, by_pieces, by_sequence_slots;  // the last for fixed length
+};
+
 struct SplitParams {
   Rows v, out;
   Dense initial_state, final_state;
@@ -34,6 +46,9 @@ struct SplitParams {
   Window window;
   Segmentation segments;
   const unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
+  // [window.slots, heads]: not 0 once a record is there. Null: all are, once the kernels before
+  // have ended.
+  const uint32_t* ready = nullptr;
   // [segments.most, heads, 2] matrices, row-major. With S the state before a segment, the state
   // after it is S Phi + S0: first S0, which the merge replaces by the state after the segment, then
   // Phi, in tiles (phi_index). Of a first segment: the state after it, the state before it. Not

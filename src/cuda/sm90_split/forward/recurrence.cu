@@ -5,16 +5,21 @@
 //                      rows of the identity without values. No output
 //   recurrence_kernel  all segments with output, from the states that the merge has made
 //
-// A block: kGroups chain warpgroups of 64 rows each, and one whose first thread brings records by
+// A block: kGroups chain warpgroups of 64 rows each, and one whose first warp brings records by
 // bulk copies (a warpgroup, because register files belong to a quarter of a multiprocessor).
 // Results of a row do not depend on this division.
 //
 // Shared memory: stages of a record each; then, per chain warp, its tiles of v and out; barriers.
 // Who waits for whom: the chain for full[stage] (bytes have come); the producer for empty[stage]
 // (all chain warps are through with the record). Tiles of v and out belong to one warp alone.
+//
+// Beside preparation (ready flags; recurrence_kernel only), the first thread of a block waits for
+// the flag of its first record and the producer for those of the next ones, while prepare.cu, which
+// says more, waits for nobody. The last block ends after preparation has, so the kernel does.
 #include "cuda/common/check.h"
 #include "cuda/common/per_device.h"
 #include "cuda/ptx/bulk_linear.cuh"
+#include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90_split/forward/chain.cuh"
 #include "cuda/sm90_split/forward/launch.h"
@@ -24,7 +29,7 @@
 namespace flash_kda::cuda::sm90_split {
 namespace {
 
-constexpr int kChainRegisters = 232;
+constexpr int kChainRegisters = 240;
 constexpr int kProducerRegisters = 24;
 constexpr int kWarpTileBytes = (kValueStages + 1) * kValueTileBytes;
 
@@ -57,30 +62,71 @@ __device__ __forceinline__ void pass_state(const SplitParams& p, int64_t begin, 
   }
 }
 
-// Brings the records of a segment, without qd if there is no output.
+// Of the segment's first chunk, in the window's order.
+__device__ __forceinline__ int64_t first_record(const SplitParams& p, const Segment& segment,
+                                                int head) {
+  const int64_t slot = segment.part.span.first_slot + segment.begin - p.window.begin;
+  return slot * p.heads + head;
+}
+
+__device__ __forceinline__ void await_record(const SplitParams& p, int64_t record) {
+  while (ptx::acquire_flag(p.ready + record) == 0) {
+  }
+}
+
+// Beside preparation: until the first record is there, so that all that the block reads and writes
+// from now on comes after everything that preparation came after.
+__device__ __forceinline__ void await_first_record(const SplitParams& p, const Segment& segment,
+                                                   int head) {
+  if (p.ready == nullptr) return;
+  if (threadIdx.x == 0) await_record(p, first_record(p, segment, head));
+  __syncthreads();
+}
+
+// How many of `most` chunks, the first of them `record`, have their records, looking 32 ahead;
+// waits until one has. By a warp.
+__device__ __forceinline__ int32_t await_records(const SplitParams& p, int64_t record,
+                                                 int32_t most) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (p.ready == nullptr) return most;
+  const uint32_t* flag = p.ready + record + static_cast<int64_t>(lane) * p.heads;
+  uint32_t there;
+  do {
+    there = __ballot_sync(0xffffffffU, lane < most && ptx::acquire_flag(flag) != 0);
+  } while ((there & 1) == 0);
+  __syncwarp();
+  ptx::fence_async_global();
+  return there == 0xffffffffU ? kWarp : __ffs(static_cast<int>(~there)) - 1;
+}
+
+// Brings the records of a segment, without qd if there is no output. By a warp.
 template <bool kOutput>
 __device__ __forceinline__ void produce(const SplitParams& p, const Segment& segment, int head,
                                         const Ring& ring) {
-  const int64_t slot = segment.part.span.first_slot + segment.begin - p.window.begin;
-  const unsigned char* record = p.records + (slot * p.heads + head) * kRecordBytes;
-  const int64_t step = static_cast<int64_t>(p.heads) * kRecordBytes;
+  int64_t number = first_record(p, segment, head);
   constexpr uint32_t kBytes = kRecordBytes - (kOutput ? 0 : kHalves * kPanelBytes);
   Cursor cursor;
+  int32_t known = segment.begin;  // chunks before it have their records
 #pragma unroll 1
-  for (int32_t chunk = segment.begin; chunk < segment.end; ++chunk, record += step) {
+  for (int32_t chunk = segment.begin; chunk < segment.end; ++chunk, number += p.heads) {
+    if (chunk == known) known += await_records(p, number, segment.end - chunk);
+    const unsigned char* record = p.records + number * kRecordBytes;
     const uint32_t stage = ring.stage(cursor.slot);
     const uint32_t full = ring.full(cursor.slot);
     ptx::mbarrier_wait(ring.empty(cursor.slot), cursor.parity ^ 1);
-    ptx::mbarrier_arrive_expect(full, kBytes);
-    if constexpr (kOutput) {
-      ptx::load_bulk(stage, record, kBytes, full);
-    } else {
-      for (int half = 0; half < kHalves; ++half) {
-        const int kd = kRecordKd + half * kHalfBytes;
-        ptx::load_bulk(stage + kd, record + kd, kPanelBytes, full);
+    if (threadIdx.x % kWarp == 0) {
+      ptx::mbarrier_arrive_expect(full, kBytes);
+      if constexpr (kOutput) {
+        ptx::load_bulk(stage, record, kBytes, full);
+      } else {
+        for (int half = 0; half < kHalves; ++half) {
+          const int kd = kRecordKd + half * kHalfBytes;
+          ptx::load_bulk(stage + kd, record + kd, kPanelBytes, full);
+        }
+        ptx::load_bulk(stage + kRecordKr, record + kRecordKr, kRecordBytes - kRecordKr, full);
       }
-      ptx::load_bulk(stage + kRecordKr, record + kRecordKr, kRecordBytes - kRecordKr, full);
     }
+    __syncwarp();
     cursor.advance(ring.count);
   }
 }
@@ -165,13 +211,7 @@ __device__ __forceinline__ void end_state(const SplitParams& p, const Segment& s
 }
 
 template <int kGroups>
-__global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
-    recurrence_kernel(const __grid_constant__ SplitParams p) {
-  extern __shared__ __align__(1024) unsigned char recurrence_shared[];
-  const uint32_t shared = ptx::shared_address(recurrence_shared);
-  const Ring ring = make_ring<kGroups>(shared);
-  ptx::let_next_kernel_start();
-  ptx::wait_for_previous_kernels();
+__device__ __forceinline__ void recur(const SplitParams& p, const Ring& ring) {
   constexpr int kParts = kHeadDim / (kGroups * kGroupRows);
   const int index = static_cast<int>(blockIdx.x);
   const int head = index / kParts % p.heads;
@@ -180,24 +220,41 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
   const int64_t sequence_head = static_cast<int64_t>(segment.part.sequence) * p.heads + head;
   const int first_row = index % kParts * kGroups * kGroupRows;
   if (segment.part.span.length == 0) {
+    ptx::wait_for_previous_kernels();
     pass_state(p, (sequence_head * kHeadDim + first_row) * kHeadDim,
                kGroups * kGroupRows * kHeadDim);
     return;
   }
+  await_first_record(p, segment, head);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == kGroups * kWarpgroup) produce<true>(p, segment, head, ring);
+    if (warp == Block<kGroups>::kChainWarps) produce<true>(p, segment, head, ring);
     return;
   }
   ptx::take_registers<kChainRegisters>();
   const int row = first_row + 16 * warp;
-  const WarpTokens tokens = make_tokens<kGroups>(p, segment, head, row, shared);
+  const WarpTokens tokens = make_tokens<kGroups>(p, segment, head, row, ring.stages);
   const int at = matrix_index(row, tokens.lane);
   Chain<true> chain;
   begin_state(p, segment, head, sequence_head, at, chain.state);
   run_chain(chain, tokens, segment.end, ring, p.scale);
   end_state(p, segment, head, sequence_head, at, chain.state, chain.scale);
+}
+
+template <int kGroups>
+__global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
+    recurrence_kernel(const __grid_constant__ SplitParams p) {
+  extern __shared__ __align__(1024) unsigned char recurrence_shared[];
+  const Ring ring = make_ring<kGroups>(ptx::shared_address(recurrence_shared));
+  if (p.ready == nullptr) {
+    ptx::wait_for_previous_kernels();
+  } else {
+    __threadfence();  // what the L1 cache may hold is too old
+  }
+  recur<kGroups>(p, ring);
+  ptx::let_next_kernel_start();
+  if (blockIdx.x + 1 == gridDim.x) ptx::wait_for_previous_kernels();
 }
 
 template <int kGroups>
@@ -217,7 +274,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
-    if (threadIdx.x == kGroups * kWarpgroup) produce<false>(p, segment, head, ring);
+    if (warp == Block<kGroups>::kChainWarps) produce<false>(p, segment, head, ring);
     return;
   }
   ptx::take_registers<kChainRegisters>();
@@ -251,11 +308,7 @@ template <int kGroups>
 Status launch(void (*kernel)(SplitParams), PerDevice& prepared, int parts,
               const SplitParams& params, cudaStream_t stream) {
   constexpr int kBytes = Block<kGroups>::kSharedBytes;
-  FLASH_KDA_RETURN_IF_ERROR(prepared.once([kernel] {
-    return to_status(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "cudaFuncSetAttribute(cuda.sm90_split)");
-  }));
+  FLASH_KDA_RETURN_IF_ERROR(prepared.once([kernel] { return allow_shared(kernel, kBytes); }));
   const auto blocks = static_cast<unsigned>(int64_t{params.segments.most} * params.heads * parts);
   return launch_dependent(kernel, blocks, Block<kGroups>::kThreads, kBytes, params, stream);
 }
