@@ -63,6 +63,15 @@ inline Target divided(int64_t segment_chunks, int groups) {
   return split_target("split_" + segments + "_groups" + std::to_string(groups), options);
 }
 
+// Whole, by halves, with preparation running beside the recurrence.
+inline cuda::sm90_split::Options beside() {
+  cuda::sm90_split::Options options;
+  options.segment_chunks = kWhole;
+  options.groups = 1;
+  options.beside = true;
+  return options;
+}
+
 // cuda.sm90_split whole by halves and by heads, and in segments, the shortest and an uneven one
 // among them.
 inline const std::vector<Target>& targets() {
@@ -73,6 +82,7 @@ inline const std::vector<Target>& targets() {
       whole_target("split", cuda::sm90_split::kForward),
       divided(kWhole, 1),
       divided(kWhole, 2),
+      split_target("split_beside", beside()),
       divided(1, 2),
       divided(3, 1),
       divided(8, 2),

@@ -3,6 +3,7 @@
 
 #include "cuda/common/check.h"
 #include "cuda/common/device.h"
+#include "cuda/common/launch_dependent.cuh"
 #include "cuda/common/offsets.h"
 #include "cuda/recurrent/forward/kernel.cuh"
 #include "ops/forward/impls.h"
@@ -38,7 +39,14 @@ Status run(const ForwardProblem& p, void*, int64_t) {
   FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
   FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
   const auto blocks = static_cast<unsigned>(p.sequences * p.heads * kBlocksPerHead);
-  flash_kda_recurrent<<<blocks, kThreads, 0, static_cast<cudaStream_t>(p.stream)>>>(p);
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
+  auto* stream = static_cast<cudaStream_t>(p.stream);
+  if (device->capability() >= kCapabilityOfDependent) {
+    return launch_dependent("flash_kda_recurrent", flash_kda_recurrent, blocks, kThreads, 0, p,
+                            stream);
+  }
+  flash_kda_recurrent<<<blocks, kThreads, 0, stream>>>(p);
   return launch_status("flash_kda_recurrent");
 }
 

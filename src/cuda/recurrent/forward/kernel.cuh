@@ -13,6 +13,7 @@
 
 #include <cuda_bf16.h>
 
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/math.cuh"
 #include "ops/forward/problem.h"
 #include "ops/forward/spec.h"
@@ -206,6 +207,8 @@ struct StateRows {
 
 __global__ void __launch_bounds__(kThreads)
     flash_kda_recurrent(const __grid_constant__ ForwardProblem p) {
+  ptx::let_next_kernel_start();
+  ptx::wait_for_previous_kernels();
   const int64_t pair = blockIdx.x / kBlocksPerHead;  // sequence and head
   const int64_t sequence = pair / p.heads, head = pair % p.heads;
   const int first_row = static_cast<int>(blockIdx.x % kBlocksPerHead) * kRowsPerBlock +

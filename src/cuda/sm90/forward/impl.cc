@@ -54,7 +54,7 @@ Status prefers(const ForwardProblem& problem) {
 
 Status accepts(const ForwardProblem& problem) {
   if (problem.device.type != DeviceType::kCuda) {
-    return Status::unsupported("runs on CUDA devices only");
+    return Status::unsupported("runs on CUDA tensors only");
   }
   const DeviceProperties* device = nullptr;
   FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));

@@ -12,7 +12,9 @@
 //         warpgroup  3     service                         48: warp 0 norms (norms.cuh), 1 copies
 //                          (copy.cuh), 2 and 3 finish T and M of a pair each (finish_role.cuh)
 // barriers: the table in barriers.cuh
+#include "cuda/common/launch_dependent.cuh"
 #include "cuda/common/per_device.h"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward/copy.cuh"
 #include "cuda/sm90/forward/finish_role.cuh"
@@ -43,9 +45,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int thread = threadIdx.x;
   const Barriers barriers{shared + kSharedBarriers};
   uint16_t* order = reinterpret_cast<uint16_t*>(memory + kSharedOrder);
-  if (thread == 0) barriers.init();
+  // One thread waits for all, and none lets the next kernel start: otherwise the compiler runs the
+  // chain's products one at a time.
+  if (thread == 0) {
+    barriers.init();
+    ptx::wait_for_previous_kernels();
+  }
   if (thread < 4) reinterpret_cast<uint32_t*>(memory + kSharedZeros)[thread] = 0;
   if (params.sort) {
+    __syncthreads();
     static_assert(sizeof(int32_t) * kMaxSorted <= kPairs * kScratchBytes);
     sort_sequences(params, order, reinterpret_cast<int32_t*>(memory + kSharedScratch));
   }
@@ -74,8 +82,8 @@ Status launch_forward(const Params& params, uint32_t ctas, cudaStream_t stream) 
                          forward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
                      "cudaFuncSetAttribute(cuda.sm90 forward)");
   }));
-  forward_kernel<<<ctas, kThreads, kSharedBytes, stream>>>(params);
-  return launch_status("cuda.sm90 forward");
+  return launch_dependent("cuda.sm90 forward", forward_kernel, ctas, kThreads, kSharedBytes, params,
+                          stream);
 }
 
 }  // namespace flash_kda::cuda::sm90

@@ -11,15 +11,16 @@
 // expects the bytes). Nobody says that a buffer is free: who sends the next but one state has the
 // next from every warp, and all of them have then read this one.
 #include "cuda/common/check.h"
+#include "cuda/common/launch_dependent.cuh"
 #include "cuda/common/per_device.h"
 #include "cuda/ptx/bulk_linear.cuh"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/sm90_split/forward/launch.h"
-#include "cuda/sm90_split/forward/launch_dependent.cuh"
 #include "cuda/sm90_split/forward/segment.cuh"
 
 namespace flash_kda::cuda::sm90_split {
@@ -229,8 +230,8 @@ Status launch(const SplitParams& params, int64_t clusters, cudaStream_t stream) 
         "cudaFuncSetAttribute(cuda.sm90_split merge)");
   }));
   const int64_t blocks = clusters * kCluster;
-  return launch_dependent(merge_kernel<kCluster>, static_cast<unsigned>(blocks),
-                          Shape<kCluster>::kThreads,
+  return launch_dependent("cuda.sm90_split merge", merge_kernel<kCluster>,
+                          static_cast<unsigned>(blocks), Shape<kCluster>::kThreads,
                           blocks <= kMostSpread ? kSpreadBytes : kSharedBytes, params, stream);
 }
 

@@ -37,16 +37,18 @@
 #include <algorithm>
 
 #include "cuda/common/check.h"
+#include "cuda/common/launch_dependent.cuh"
 #include "cuda/common/per_device.h"
 #include "cuda/portable/forward/inverse.cuh"
 #include "cuda/portable/forward/prepare_steps.cuh"
 #include "cuda/ptx/bulk_copy.cuh"
 #include "cuda/ptx/bulk_linear.cuh"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/sm90_split/forward/config.h"
 #include "cuda/sm90_split/forward/launch.h"
-#include "cuda/sm90_split/forward/launch_dependent.cuh"
+#include "cuda/sm90_split/forward/shared_memory.cuh"
 #include "cuda/sm90_split/forward/work.cuh"
 
 namespace flash_kda::cuda::sm90_split {
@@ -356,8 +358,8 @@ Status launch(int64_t most_blocks, const RecordParams& params, cudaStream_t stre
       prepared.once([] { return allow_shared(prepare_kernel<kPairs>, kBytes); }));
   const int64_t items = int64_t{params.pieces} * params.piece * params.prepare.heads;
   const auto blocks = static_cast<unsigned>(std::min(most_blocks, (items + kPairs - 1) / kPairs));
-  return launch_dependent(prepare_kernel<kPairs>, blocks, kPairs * kPairThreads, kBytes, params,
-                          stream);
+  return launch_dependent("cuda.sm90_split prepare", prepare_kernel<kPairs>, blocks,
+                          kPairs * kPairThreads, kBytes, params, stream);
 }
 
 }  // namespace

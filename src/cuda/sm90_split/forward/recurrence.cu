@@ -17,14 +17,16 @@
 // the flag of its first record and the producer for those of the next ones, while prepare.cu, which
 // says more, waits for nobody. The last block ends after preparation has, so the kernel does.
 #include "cuda/common/check.h"
+#include "cuda/common/launch_dependent.cuh"
 #include "cuda/common/per_device.h"
 #include "cuda/ptx/bulk_linear.cuh"
+#include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90_split/forward/chain.cuh"
 #include "cuda/sm90_split/forward/launch.h"
-#include "cuda/sm90_split/forward/launch_dependent.cuh"
 #include "cuda/sm90_split/forward/segment.cuh"
+#include "cuda/sm90_split/forward/shared_memory.cuh"
 
 namespace flash_kda::cuda::sm90_split {
 namespace {
@@ -310,7 +312,8 @@ Status launch(void (*kernel)(SplitParams), PerDevice& prepared, int parts,
   constexpr int kBytes = Block<kGroups>::kSharedBytes;
   FLASH_KDA_RETURN_IF_ERROR(prepared.once([kernel] { return allow_shared(kernel, kBytes); }));
   const auto blocks = static_cast<unsigned>(int64_t{params.segments.most} * params.heads * parts);
-  return launch_dependent(kernel, blocks, Block<kGroups>::kThreads, kBytes, params, stream);
+  return launch_dependent("cuda.sm90_split recurrence", kernel, blocks, Block<kGroups>::kThreads,
+                          kBytes, params, stream);
 }
 
 }  // namespace
