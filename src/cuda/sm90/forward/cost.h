@@ -8,7 +8,7 @@
 
 namespace flash_kda::cuda::sm90 {
 
-inline constexpr double kKernelCost = 4.0;
+inline constexpr double kKernelCost = 7.3;
 inline constexpr double kChunkCost = 2.05;  // of one sequence and head
 inline constexpr double kItemCost = 5.5;    // a sequence and head: its states, start and end
 
