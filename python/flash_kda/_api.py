@@ -85,10 +85,7 @@ def fwd(
         raise ValueError(_NO_BOUND)
     try:
         if torch.is_grad_enabled():
-            reason = _gradients_wanted(
-                **{"q": q, "k": k, "v": v, "g": g, "beta": beta},
-                **{"A_log": A_log, "dt_bias": dt_bias, "initial_state": initial_state},
-            )
+            reason = _gradients_wanted(q, k, v, g, beta, A_log, dt_bias, initial_state)
             if reason is not None:
                 raise NotImplementedError(reason)
         if out is None:
@@ -110,28 +107,19 @@ def fwd(
             cu_seqlens,
         )
     except Exception as error:
-        raise _errors.translate(
-            error,
-            {"q": q, "k": k, "v": v, "g": g, "beta": beta},
-            {
-                "out": out,
-                "A_log": A_log,
-                "dt_bias": dt_bias,
-                "initial_state": initial_state,
-                "final_state": final_state,
-                "cu_seqlens": cu_seqlens,
-                "workspace": workspace,
-            },
-            {"scale": scale, "lower_bound": lower_bound},
-        ) from None
+        raise _errors.translate(error, locals()) from None  # the arguments by name
     return out
 
 
-def _gradients_wanted(**inputs: torch.Tensor | None) -> str | None:
-    """Why a call with gradients enabled is refused; None where none of its inputs wants any."""
-    names = [name for name, x in inputs.items() if x is not None and x.requires_grad]
-    if not names:
+_INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state")
+
+
+def _gradients_wanted(*inputs: torch.Tensor | None) -> str | None:
+    """Why a call with gradients enabled is refused; None where none of _INPUTS wants any."""
+    if not any(x is not None and x.requires_grad for x in inputs):
         return None
+    pairs = zip(_INPUTS, inputs, strict=True)
+    names = [name for name, x in pairs if x is not None and x.requires_grad]
     return (
         f"flash_kda.fwd is for inference only, and gradients are wanted of {', '.join(names)}: "
         "call it under torch.inference_mode() or torch.no_grad(), or detach them."
@@ -178,27 +166,16 @@ def explain(
 
     Nothing is run or written. Arguments that are not legal are every implementation's reason.
     """
-    given = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    optional = {
-        "out": out,
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "initial_state": initial_state,
-        "final_state": final_state,
-        "cu_seqlens": cu_seqlens,
-        "workspace": workspace,
-    }
-    _errors.check_tensors(given, optional)
+    arguments = dict(locals())
+    _errors.check_tensors(arguments)
     reason = _NO_BOUND if lower_bound is None else None
     if reason is None and torch.is_grad_enabled():
-        reason = _gradients_wanted(
-            **given, A_log=A_log, dt_bias=dt_bias, initial_state=initial_state
-        )
+        reason = _gradients_wanted(q, k, v, g, beta, A_log, dt_bias, initial_state)
     if reason is not None:
         return [Verdict(name, False, reason) for name in _ctypes.implementation_names()]
-    _errors.check_numbers({"scale": scale, "lower_bound": lower_bound})
+    _errors.check_numbers(arguments)
+    arguments |= {"scale": float(scale), "lower_bound": float(lower_bound)}
     if out is None:
-        optional["out"] = torch.empty_like(v, memory_format=torch.contiguous_format)
-    lines = _ctypes.explain(float(scale), float(lower_bound), **given, **optional)
-    verdicts = (line.split("\t", 2) for line in lines.splitlines())
+        arguments["out"] = torch.empty_like(v, memory_format=torch.contiguous_format)
+    verdicts = (line.split("\t", 2) for line in _ctypes.explain(arguments).splitlines())
     return [Verdict(name, word == "accepted", reason) for name, word, reason in verdicts]

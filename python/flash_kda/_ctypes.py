@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 
@@ -143,69 +144,42 @@ def _fill(target: _Tensor, name: str, tensor: torch.Tensor) -> None:
     target.stride[:rank] = tensor.stride()
 
 
-def _make_args(scale: float, lower_bound: float, **tensors: torch.Tensor | None) -> _ForwardArgs:
-    args = _ForwardArgs(size=ctypes.sizeof(_ForwardArgs), scale=scale, lower_bound=lower_bound)
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            _fill(getattr(args, name), name, tensor)
+def _make_args(arguments: Mapping[str, torch.Tensor | float | None]) -> _ForwardArgs:
+    args = _ForwardArgs(size=ctypes.sizeof(_ForwardArgs))
+    for name, value in arguments.items():
+        if isinstance(value, float):
+            setattr(args, name, value)
+        elif value is not None:
+            _fill(getattr(args, name), name, value)
     return args
 
 
-def explain(scale: float, lower_bound: float, **tensors: torch.Tensor | None) -> str:
-    """The lines of flash_kda_explain for the arguments of fwd."""
-    args = _make_args(scale, lower_bound, **tensors)
-    needed = c_size_t(0)
-    _library.flash_kda_explain(byref(args), None, 0, byref(needed))
-    text = ctypes.create_string_buffer(needed.value)
-    _library.flash_kda_explain(byref(args), text, needed, None)
+def explain(arguments: Mapping[str, torch.Tensor | float | None]) -> str:
+    """The lines of flash_kda_explain for the arguments of fwd, by name."""
+    args = _make_args(arguments)
+    text, needed = ctypes.create_string_buffer(_MESSAGE_BYTES), c_size_t(0)
+    _library.flash_kda_explain(byref(args), text, len(text), byref(needed))
+    if needed.value > len(text):
+        text = ctypes.create_string_buffer(needed.value)
+        _library.flash_kda_explain(byref(args), text, needed, None)
     return text.value.decode()
 
 
-def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    scale: float,
-    out: torch.Tensor,
-    workspace: torch.Tensor | None,
-    A_log: torch.Tensor | None,
-    dt_bias: torch.Tensor | None,
-    lower_bound: float,
-    initial_state: torch.Tensor | None = None,
-    final_state: torch.Tensor | None = None,
-    cu_seqlens: torch.Tensor | None = None,
-) -> None:
-    """The operator flash_kda::fwd."""
-    args = _make_args(
-        scale,
-        lower_bound,
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        beta=beta,
-        out=out,
-        workspace=workspace,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        initial_state=initial_state,
-        final_state=final_state,
-        cu_seqlens=cu_seqlens,
-    )
-    if q.is_cuda:
-        args.stream = torch.cuda.current_stream(q.device).cuda_stream
+def forward(arguments: Mapping[str, torch.Tensor | float | None]) -> None:
+    """The operator flash_kda::fwd, its arguments by name."""
+    args, device = _make_args(arguments), arguments["q"].device
+    if device.type == "cuda":
+        args.stream = torch.cuda.current_stream(device).cuda_stream
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
 
     def check(code: int) -> None:
         if code != 0:
             raise from_status(code, message.value.decode(errors="replace"))
 
-    if workspace is None:
+    if arguments.get("workspace") is None:
         plan = _ForwardPlan(size=ctypes.sizeof(_ForwardPlan))
         check(_library.flash_kda_plan_forward(byref(args), byref(plan), message, len(message)))
         if plan.workspace_bytes > 0:
-            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=q.device)
+            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
             _fill(args.workspace, "workspace", workspace)
     check(_library.flash_kda_forward(byref(args), message, len(message)))

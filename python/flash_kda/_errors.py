@@ -27,37 +27,41 @@ def from_status(code: int, message: str) -> Exception:
     return EXCEPTIONS.get(code, RuntimeError)(message)
 
 
-def check_tensors(tensors: Mapping[str, object], optional: Mapping[str, object]) -> None:
-    """Raises TypeError for the first argument that is no tensor."""
-    for name, value in [*tensors.items(), *optional.items()]:
-        if isinstance(value, torch.Tensor) or (value is None and name in optional):
+# The arguments of fwd: tensors, tensors or None, numbers.
+_TENSORS = ("q", "k", "v", "g", "beta")
+_OPTIONAL = ("out", "A_log", "dt_bias", "initial_state", "final_state", "cu_seqlens", "workspace")
+_NUMBERS = ("scale", "lower_bound")
+
+
+def check_tensors(arguments: Mapping[str, object]) -> None:
+    """Raises TypeError for the first argument of fwd, by name, that should be a tensor."""
+    for name in (*_TENSORS, *_OPTIONAL):
+        value, optional = arguments[name], name in _OPTIONAL
+        if isinstance(value, torch.Tensor) or (value is None and optional):
             continue
-        expected = "a torch.Tensor or None" if name in optional else "a torch.Tensor"
+        expected = "a torch.Tensor or None" if optional else "a torch.Tensor"
         raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
-def check_numbers(numbers: Mapping[str, object]) -> None:
-    """Raises TypeError for the first argument that is no number."""
-    for name, value in numbers.items():
+def check_numbers(arguments: Mapping[str, object]) -> None:
+    """Raises TypeError for the first argument of fwd, by name, that should be a number."""
+    for name in _NUMBERS:
+        value = arguments[name]
         try:
             math.isnan(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise TypeError(f"{name}: expected a float, got {type(value).__name__}") from None
 
 
-def translate(
-    error: Exception,
-    tensors: Mapping[str, object],
-    optional: Mapping[str, object],
-    numbers: Mapping[str, object],
-) -> Exception:
-    """What to raise for an exception out of the operator or of the code around it."""
+def translate(error: Exception, arguments: Mapping[str, object]) -> Exception:
+    """What to raise for an exception out of the operator or of the code around it, called with
+    these arguments of fwd."""
     coded = _CODED.match(str(error))
     if coded:
         return from_status(int(coded[1]), coded[2])
     try:
-        check_tensors(tensors, optional)
-        check_numbers(numbers)
+        check_tensors(arguments)
+        check_numbers(arguments)
     except TypeError as wrong_type:
         return wrong_type
     return error

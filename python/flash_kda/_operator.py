@@ -25,6 +25,7 @@ SCHEMA = (
     "Tensor? initial_state=None, Tensor(b!)? final_state=None, Tensor? cu_seqlens=None) -> ()"
 )
 
+_ARGUMENTS = re.findall(r"(\w+)(?:=None)?[,)]", SCHEMA)
 _HEAD_DIM = 128
 
 
@@ -69,10 +70,13 @@ def _load_binding() -> bool:
 
 
 def _register_with_ctypes() -> torch.library.Library:
+    def forward(*given: torch.Tensor | float | None) -> None:  # optional ones may be left out
+        _ctypes.forward(dict(zip(_ARGUMENTS, given, strict=False)))
+
     library = torch.library.Library("flash_kda", "DEF")
     library.define(SCHEMA)
     for key in ("CPU", "CUDA"):
-        library.impl("fwd", _ctypes.forward, key)
+        library.impl("fwd", forward, key)
     return library
 
 

@@ -312,11 +312,11 @@ def test_gradients_are_refused_by_name(name):
 def test_status_codes_map_to_exceptions():
     for code, exception in _errors.EXCEPTIONS.items():
         coded = RuntimeError(f"[flash_kda:{code}] q: two\nlines")
-        translated = _errors.translate(coded, {}, {}, {})
+        translated = _errors.translate(coded, {})
         assert type(translated) is exception
         assert str(translated) == "q: two\nlines"
     other = RuntimeError("of someone else")
-    assert _errors.translate(other, {}, {}, {}) is other
+    assert _errors.translate(other, make_call(cu_seqlens=None, workspace=None)) is other
 
 
 # --- the torch operator ------------------------------------------------------------------------
