@@ -2,12 +2,14 @@
 // workspace and its choices.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/divisor.h"
+#include "cuda/sm90_split/forward/layout.h"
 #include "gpu/cpp/target.h"
 
 namespace flash_kda::cuda::sm90_split {
@@ -148,6 +150,41 @@ TEST(SplitDivision, CutsLongSequencesOfFewHeads) {
   work.chunks = 256;
   EXPECT_GT(choose_division(work).segment_chunks, 256);
   EXPECT_EQ(choose_division(work).preparing, 0);
+}
+
+// As run_with counts them, which refuses a division with more.
+TEST(SplitDivision, MapsFitTheWorkspace) {
+  Work work;
+  work.multiprocessors = 132;
+  for (int64_t sequences = 1; sequences <= 70; ++sequences) {
+    for (int64_t heads : {1, 2, 3, 4, 5, 8, 12, 16, 24, 40}) {
+      for (int64_t tokens : {0, 1, 500, 2048, 8192, 10000, 65536, 131072}) {
+        const Layout layout = make_layout(tokens * sequences, heads, sequences, kRecordBudget,
+                                          kLeastSegment, kMostMaps);
+        const int64_t in_window = std::min(sequences, layout.slots_per_window);
+        work.chunks = layout.slots_per_window / in_window;
+        work.heads = heads;
+        work.pairs = in_window * heads;
+        work.most_maps = layout.most_maps;
+        for (bool even : {false, true}) {
+          work.even = even;
+          const int64_t cuts = layout.slots_per_window / choose_division(work).segment_chunks;
+          if (cuts == 0) continue;
+          ASSERT_LE((in_window + cuts) * heads, layout.most_maps)
+              << sequences << " sequences of " << tokens << ", heads " << heads;
+        }
+      }
+    }
+  }
+}
+
+TEST(SplitDivision, NothingToDoCostsLittle) {
+  Work work;
+  work.multiprocessors = 132;
+  work.most_maps = kMostMaps;
+  EXPECT_LT(total_microseconds(work), 100.0);
+  work.heads = work.pairs = 3;  // sequences without tokens
+  EXPECT_LT(total_microseconds(work), 100.0);
 }
 
 }  // namespace

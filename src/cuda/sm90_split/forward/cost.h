@@ -91,8 +91,9 @@ inline Division divide_beside(const Work& work) {
 inline Division divide(const Work& work, int64_t segments, int groups) {
   Division division;
   division.groups = groups;
-  division.segment_chunks = ceil_divide(work.chunks, segments);
-  segments = ceil_divide(work.chunks, division.segment_chunks);
+  const int64_t all_chunks = std::max<int64_t>(work.chunks, 1);  // an average below 1 is 0
+  division.segment_chunks = ceil_divide(all_chunks, segments);
+  segments = ceil_divide(all_chunks, division.segment_chunks);
   const auto chunks = static_cast<double>(division.segment_chunks);
   const double bytes = static_cast<double>(work.pairs * work.chunks) * kChunkBytesCost;
   const double chain = rounds(work, work.pairs * segments * (3 - groups)) * chunks;
@@ -111,8 +112,20 @@ inline Division divide(const Work& work, int64_t segments, int groups) {
   return division;
 }
 
+inline int64_t sequences_of(const Work& work) {
+  return work.pairs / std::max<int64_t>(work.heads, 1);
+}
+
+// Whether there is room for the maps, whose numbers have gaps (segment.cuh). So many chunks for
+// each sequence may leave a rest, smaller than the number of sequences.
+inline bool maps_fit(const Work& work, int64_t segment_chunks) {
+  const int64_t sequences = sequences_of(work);
+  const int64_t cuts = ((work.chunks + 1) * sequences - 1) / segment_chunks;
+  return (sequences + cuts) * work.heads <= work.most_maps;
+}
+
 inline Division choose_division(const Work& work) {
-  const int64_t sequences = work.pairs / std::max<int64_t>(work.heads, 1);
+  const int64_t sequences = sequences_of(work);
   const int64_t most = std::min(work.chunks / kLeastSegment,
                                 work.most_maps / std::max<int64_t>(work.heads, 1) - 2 * sequences);
   // More segments than fill the device once with maps are of no use.
@@ -122,7 +135,10 @@ inline Division choose_division(const Work& work) {
   for (int64_t segments = 1; segments <= std::max<int64_t>(useful, 1); ++segments) {
     for (int groups : {1, 2}) {
       const Division division = divide(work, segments, groups);
-      if (division.microseconds < best.microseconds) best = division;
+      if (division.microseconds < best.microseconds &&
+          (segments == 1 || maps_fit(work, division.segment_chunks))) {
+        best = division;
+      }
     }
   }
   // One sequence: of several, a window may hold parts that its pieces do not begin with.
