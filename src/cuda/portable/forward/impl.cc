@@ -4,12 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <limits>
 #include <string>
 
-#include "cuda/common/check.h"
+#include "cuda/common/call_scope.h"
 #include "cuda/common/device.h"
-#include "cuda/common/offsets.h"
 #include "cuda/portable/forward/config.h"
 #include "cuda/portable/forward/launch.h"
 #include "cuda/portable/forward/layout.h"
@@ -19,9 +17,7 @@ namespace flash_kda::cuda::portable {
 namespace {
 
 constexpr int kMinCapability = 80;
-constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
 constexpr int kMostParts = 4;
-constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max();
 
 Layout layout_of(const ForwardProblem& p, const Options& options) {
   return make_layout(p.tokens_total(), p.heads, p.sequences, options.record_budget);
@@ -44,11 +40,7 @@ Status accepts(const ForwardProblem& p) {
   const Layout layout = layout_of(p, {});
   const int64_t blocks = std::max(layout.slots_per_window * p.heads,
                                   sequences_per_window(p, layout) * p.heads * kMostParts);
-  if (layout.slots <= kMostSlots && blocks <= kMostBlocks) return {};
-  return Status::unsupported("expected at most " + std::to_string(kMostSlots) +
-                             " chunks of 32 tokens and " + std::to_string(kMostBlocks) +
-                             " blocks, got " + std::to_string(layout.slots) + " and " +
-                             std::to_string(blocks));
+  return check_counts(layout.slots, blocks);
 }
 
 int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) {
@@ -97,15 +89,8 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
                 int64_t workspace_size) {
   const Layout layout = layout_of(p, options);
   if (layout.slots == 0) return {};
-  if (workspace_size < layout.bytes) {
-    return Status::invalid_value("workspace: expected at least " + std::to_string(layout.bytes) +
-                                 " bytes, got " + std::to_string(workspace_size));
-  }
-  const DeviceProperties* device = nullptr;
-  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
-  DeviceGuard guard;
-  FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
-  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
+  CallScope scope;
+  FLASH_KDA_RETURN_IF_ERROR(scope.enter(p, workspace_size, layout.bytes));
   auto* stream = static_cast<cudaStream_t>(p.stream);
 
   TilePlan plan = make_plan(p, layout.bounds.in(workspace), layout.first_slots.in(workspace),
@@ -119,7 +104,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   prepare.records = layout.records.in(workspace);
   recurrence.records = prepare.records;
   const int64_t sequences = sequences_per_window(p, layout);
-  const int row_parts = choose_row_parts(options, sequences * p.heads, *device);
+  const int row_parts = choose_row_parts(options, sequences * p.heads, scope.device());
   for (int64_t i = 0; i < layout.windows; ++i) {
     const int64_t begin = i * layout.slots_per_window;
     prepare.window = {

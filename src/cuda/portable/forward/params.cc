@@ -1,6 +1,8 @@
 #include "cuda/portable/forward/params.h"
 
 #include <algorithm>
+#include <limits>
+#include <string>
 
 namespace flash_kda::cuda::portable {
 
@@ -17,6 +19,14 @@ TilePlan make_plan(const ForwardProblem& p, int64_t* bounds, int32_t* first_slot
     plan.slots_per_sequence = static_cast<int32_t>(slots_of(p.tokens));
   }
   return plan;
+}
+
+Status check_counts(int64_t slots, int64_t blocks) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / 2;
+  if (slots <= kMost && blocks <= kMost) return {};
+  return Status::unsupported("expected at most " + std::to_string(kMost) + " chunks of " +
+                             std::to_string(kChunk) + " tokens and as many blocks, got " +
+                             std::to_string(slots) + " and " + std::to_string(blocks));
 }
 
 PrepareParams prepare_params(const ForwardProblem& p, const TilePlan& plan) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/portable/forward/plan.cuh"
+#include "flash_kda/status.h"
 #include "ops/forward/problem.h"
 
 namespace flash_kda::cuda::portable {
@@ -46,6 +47,9 @@ struct RecurrenceParams {
 // The plan of a problem. The tables, in the workspace, are for cu_seqlens; launch_plan fills them.
 TilePlan make_plan(const ForwardProblem& problem, int64_t* bounds, int32_t* first_slots,
                    int32_t* slot_sequences);
+
+// kUnsupported for more slots, or blocks of a launch, than the kernels can number.
+Status check_counts(int64_t slots, int64_t blocks);
 
 // All but where the records go and which window.
 PrepareParams prepare_params(const ForwardProblem& problem, const TilePlan& plan);

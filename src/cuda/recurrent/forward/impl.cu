@@ -1,10 +1,10 @@
 // cuda.recurrent: sequences of a few tokens on any device of compute capability 8.0 and newer.
 #include <string>
 
+#include "cuda/common/call_scope.h"
 #include "cuda/common/check.h"
 #include "cuda/common/device.h"
 #include "cuda/common/launch_dependent.cuh"
-#include "cuda/common/offsets.h"
 #include "cuda/recurrent/forward/kernel.cuh"
 #include "ops/forward/impls.h"
 
@@ -35,14 +35,11 @@ Status accepts(const ForwardProblem& p) {
 int64_t workspace_bytes(int64_t, int64_t, int64_t) { return 0; }
 
 Status run(const ForwardProblem& p, void*, int64_t) {
-  DeviceGuard guard;
-  FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
-  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
+  CallScope scope;
+  FLASH_KDA_RETURN_IF_ERROR(scope.enter(p, 0, 0));
   const auto blocks = static_cast<unsigned>(p.sequences * p.heads * kBlocksPerHead);
-  const DeviceProperties* device = nullptr;
-  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
   auto* stream = static_cast<cudaStream_t>(p.stream);
-  if (device->capability() >= kCapabilityOfDependent) {
+  if (scope.device().capability() >= kCapabilityOfDependent) {
     return launch_dependent("flash_kda_recurrent", flash_kda_recurrent, blocks, kThreads, 0, p,
                             stream);
   }

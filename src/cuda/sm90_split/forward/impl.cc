@@ -7,9 +7,8 @@
 #include <limits>
 #include <string>
 
-#include "cuda/common/check.h"
+#include "cuda/common/call_scope.h"
 #include "cuda/common/device.h"
-#include "cuda/common/offsets.h"
 #include "cuda/portable/forward/launch.h"
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/launch.h"
@@ -20,8 +19,6 @@ namespace flash_kda::cuda::sm90_split {
 namespace {
 
 constexpr int kCapability = 90;
-constexpr int64_t kMostSlots = std::numeric_limits<int32_t>::max() / 2;
-constexpr int64_t kMostBlocks = std::numeric_limits<int32_t>::max() / 2;
 
 Layout layout_with(const Options& options, int64_t tokens_total, int64_t heads, int64_t sequences) {
   const bool chosen = options.segment_chunks == 0;
@@ -54,11 +51,7 @@ Status accepts(const ForwardProblem& p) {
   const Layout layout = layout_of(p, {});
   const int64_t blocks =
       std::max(layout.slots_per_window * p.heads, sequences_per_window(p, layout) * p.heads * 2);
-  if (layout.slots <= kMostSlots && blocks <= kMostBlocks) return {};
-  return Status::unsupported("expected at most " + std::to_string(kMostSlots) +
-                             " chunks of 32 tokens and " + std::to_string(kMostBlocks) +
-                             " blocks, got " + std::to_string(layout.slots) + " and " +
-                             std::to_string(blocks));
+  return portable::check_counts(layout.slots, blocks);
 }
 
 int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) {
@@ -112,15 +105,8 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
                 int64_t workspace_size) {
   const Layout layout = layout_of(p, options);
   if (layout.slots == 0) return {};
-  if (workspace_size < layout.bytes) {
-    return Status::invalid_value("workspace: expected at least " + std::to_string(layout.bytes) +
-                                 " bytes, got " + std::to_string(workspace_size));
-  }
-  const DeviceProperties* device = nullptr;
-  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
-  DeviceGuard guard;
-  FLASH_KDA_RETURN_IF_ERROR(guard.enter(p.device.index));
-  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(p));
+  CallScope scope;
+  FLASH_KDA_RETURN_IF_ERROR(scope.enter(p, workspace_size, layout.bytes));
   auto* stream = static_cast<cudaStream_t>(p.stream);
 
   const TilePlan plan =
@@ -129,7 +115,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   if (p.cu_seqlens) {
     FLASH_KDA_RETURN_IF_ERROR(portable::launch_plan({p.cu_seqlens, plan}, stream));
   }
-  const Division division = division_of(p, layout, options, *device);
+  const Division division = division_of(p, layout, options, scope.device());
   const int64_t sequences = sequences_per_window(p, layout);
   const int64_t cuts = layout.slots_per_window / division.segment_chunks;
   RecordParams records;
