@@ -11,7 +11,19 @@
 //   out_full    tile    8 chain warps          out of a chunk is in the tile; its stage is free
 //   out_free    tile    1 copying warp         and has been read
 //
-// Every waiter sees every phase of its barriers.
+// Every waiter sees every phase of its barriers: a slot's next phase needs the copy, the finished
+// chunk or the freed tile that follows an arrival of everyone who waited for the last.
+//
+// Nobody waits in a circle. What a chunk c waits for belongs to earlier chunks, or to c itself
+// further up in the table, but for one thing: preparation awaits the norms of chunk c + kPairs
+// before it hands c on. They need out of chunk c + kPairs - kStages, which is earlier
+// (prepare_role.cuh).
+//
+// Between ordinary writes and the tensor cores or the copy engine stands a fence of those who
+// wrote: preparation before `partial` (also for the blank rows, which lie under its tiles),
+// finishing before `full`, the chain before `out_full`; the last also stands between its products
+// and the parts of L that come into their stage. What is only read ordinarily (v, d, the norms)
+// needs none.
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"

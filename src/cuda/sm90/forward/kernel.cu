@@ -45,8 +45,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int thread = threadIdx.x;
   const Barriers barriers{shared + kSharedBarriers};
   uint16_t* order = reinterpret_cast<uint16_t*>(memory + kSharedOrder);
-  // One thread waits for all, and none lets the next kernel start: otherwise the compiler runs the
-  // chain's products one at a time.
+  // One thread waits for all: what was written is visible to the whole grid then, and nobody
+  // touches global memory before the barrier. None lets the next kernel start. Otherwise the
+  // compiler runs the chain's products one at a time.
   if (thread == 0) {
     barriers.init();
     ptx::wait_for_previous_kernels();

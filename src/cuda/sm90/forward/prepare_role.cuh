@@ -42,6 +42,7 @@ __device__ __forceinline__ HeadGate load_gate(const Params& params, const Prepar
 // Goes through a pair's chunks of the CTA's work, and their stages.
 struct PairChunks {
   static_assert(kStages % kPairs == 0, "a pair sees every phase of its stages");
+  static_assert(kStages > kPairs, "the norms of its next chunk don't wait for the one in hand");
   Item item;
   StageCursor at;
   uint32_t k = 0;
