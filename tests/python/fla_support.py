@@ -33,6 +33,31 @@ def arguments(inputs: Inputs, **changes: Any) -> dict[str, Any]:  # noqa: ANN401
     return {name: value for name, value in call.items() if value is not ...}
 
 
+def naive(x: Inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """FLA's token loop in fp32, sequence after sequence, with activations applied before."""
+    from fla.ops.kda.naive import naive_recurrent_kda
+
+    rows = peers.activated(x)
+    if x.cu_seqlens is None:
+        sequences = [(slice(None), slice(None), slice(None))]
+    else:
+        ends = x.cu_seqlens.tolist()
+        spans = zip(ends, ends[1:], strict=False)
+        sequences = [(slice(None), slice(a, b), slice(n, n + 1)) for n, (a, b) in enumerate(spans)]
+    out, finals = torch.zeros_like(rows["v"]), []
+    for batch, tokens, state in sequences:
+        initial = x.initial_state
+        if initial is not None:
+            initial = initial[state].float().transpose(-1, -2)
+        part = {name: tensor[batch, tokens] for name, tensor in rows.items()}
+        o, final = naive_recurrent_kda(
+            **part, scale=x.scale, initial_state=initial, output_final_state=True
+        )
+        out[batch, tokens] = o
+        finals.append(final.transpose(-1, -2))
+    return out, torch.cat(finals) if x.final_state is not None else None
+
+
 def registry() -> Any:  # noqa: ANN401
     """FLA's registry of backends of chunk_kda."""
     chunk = importlib.import_module("fla.ops.kda.chunk")

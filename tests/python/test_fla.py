@@ -17,9 +17,8 @@ from typing import Any
 import flash_kda
 import pytest
 import torch
-from fla_support import Log, arguments, chunk_kda, need_fla, registry, shipped_backend
+from fla_support import Log, arguments, chunk_kda, naive, need_fla, registry, shipped_backend
 from flash_kda import fla
-from flash_kda.cli import peers
 from flash_kda.cli.machine import one_thread
 from support import Result, Target, case, cases, oracle, relative_error, row_count
 
@@ -48,7 +47,7 @@ def test_same_as_the_naive_loop(line: str, target: Target) -> None:
     inputs = target.make(line)
     result = target.run(inputs)
     with one_thread():
-        expected = Result(*peers.fla_naive(inputs))
+        expected = Result(*naive(inputs))
     target.check(inputs, result, expected, case(line).inputs)
 
 

@@ -57,7 +57,7 @@ def _row(case: cases.Case, wanted_peers: list[str], budget: float) -> dict[str, 
     calls: dict[str, timing.Call] = {}
     for verdict in flash_kda.explain(**inputs.kwargs()):
         if verdict.accepted and not (in_curve and verdict.name == machine.REFERENCE):
-            calls[verdict.name] = _forced_call(verdict.name, inputs)
+            calls[verdict.name] = machine.forced_call(verdict.name, inputs.kwargs())
     operations = chunked_operations(case)
     if not in_curve:
         side = round((operations / 2) ** (1 / 3))
@@ -78,16 +78,6 @@ def _row(case: cases.Case, wanted_peers: list[str], budget: float) -> dict[str, 
         "ms": {name: 1e3 * value for name, value in seconds.items()},
         "extra_memory_bytes": extra_memory,
     }
-
-
-def _forced_call(name: str, inputs: cases.Inputs) -> timing.Call:
-    arguments = inputs.kwargs()
-
-    def call() -> None:
-        with machine.forced(name):
-            flash_kda.fwd(**arguments)
-
-    return call
 
 
 def _naive_call(inputs: cases.Inputs) -> timing.Call:

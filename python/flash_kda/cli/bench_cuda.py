@@ -119,17 +119,9 @@ def _our_calls(
     for name in dict.fromkeys(wanted):
         if name != "auto" and name not in able:
             continue
-        calls[name] = _call(None if name == "auto" else name, arguments)
+        calls[name] = machine.forced_call(None if name == "auto" else name, arguments)
         runs[name] = machine.chosen(arguments) if name == "auto" else name
     return calls, runs
-
-
-def _call(forced: str | None, arguments: dict[str, Any]) -> timing.Call:
-    def call() -> None:
-        with machine.forced(forced):
-            flash_kda.fwd(**arguments)
-
-    return call
 
 
 def _check_kernels(name: str, runs: str | None, call: timing.Call) -> list[str]:

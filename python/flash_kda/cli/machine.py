@@ -9,9 +9,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -177,6 +178,16 @@ def forced(implementation: str | None) -> contextlib.AbstractContextManager[None
     if implementation is None:
         return contextlib.nullcontext()
     return environment(FORCE_ENV, implementation)
+
+
+def forced_call(implementation: str | None, arguments: Mapping[str, Any]) -> Callable[[], None]:
+    """A call of fwd by this implementation; None: by the one that the list chooses."""
+
+    def call() -> None:
+        with forced(implementation):
+            flash_kda.fwd(**arguments)
+
+    return call
 
 
 def able(call: Mapping[str, object]) -> list[str]:
