@@ -216,13 +216,22 @@ def test_workspace_of_large_calls_is_below_upstreams(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "heads", "sequences"),
-    [(8192, 96, 1), (8192, 64, 8), (8192, 12, 1), (65536, 8, 1), (65536, 1, 1), (2048, 1, 1)],
+    ("tokens", "heads", "sequences", "ratio"),
+    [
+        (256, 12, 1, 2.11),
+        (1024, 12, 1, 1.77),
+        (2048, 12, 1, 1.71),
+        (8192, 12, 1, 1.30),
+        (65536, 1, 1, 1.43),
+        (8192, 64, 1, 1.10),
+        (8192, 64, 8, 1.11),
+        (8192, 96, 1, 1.08),
+    ],
 )
-def test_workspace_of_small_calls(tokens: int, heads: int, sequences: int) -> None:
-    """The bound that docs/architecture.md gives: the maps of segments cost more than upstream."""
+def test_workspace_of_small_calls(tokens: int, heads: int, sequences: int, ratio: float) -> None:
+    """The figures in docs/architecture.md: the maps of segments cost more than upstream."""
     ours = flash_kda.get_workspace_size(tokens, heads, sequences)
-    assert ours <= 1.75 * upstream_workspace(tokens, heads, sequences)
+    assert round(ours / upstream_workspace(tokens, heads, sequences), 2) <= ratio
 
 
 def test_peak_memory_of_a_million_tokens(target: Target) -> None:
