@@ -56,18 +56,6 @@ int choose_row_parts(const Options& options, int64_t sequence_heads,
   return sequence_heads * kMostParts <= room ? kMostParts : kMostParts / 2;
 }
 
-RecurrenceParams recurrence_params(const ForwardProblem& p, const TilePlan& plan) {
-  RecurrenceParams params;
-  params.v = p.v;
-  params.out = p.out;
-  params.initial_state = p.initial_state;
-  params.final_state = p.final_state;
-  params.scale = p.scale;
-  params.heads = static_cast<int32_t>(p.heads);
-  params.plan = plan;
-  return params;
-}
-
 Carry carry_of(const Layout& layout, int64_t boundary, void* workspace) {
   const int64_t turn = boundary % 2;
   return {layout.carry_state[turn].in(workspace), layout.carry_unit[turn].in(workspace),
@@ -100,7 +88,8 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   }
   if (p.cu_seqlens) FLASH_KDA_RETURN_IF_ERROR(launch_plan({p.cu_seqlens, plan}, stream));
   PrepareParams prepare = prepare_params(p, plan);
-  RecurrenceParams recurrence = recurrence_params(p, plan);
+  RecurrenceParams recurrence;
+  fill_params(p, plan, &recurrence);
   prepare.records = layout.records.in(workspace);
   recurrence.records = prepare.records;
   const int64_t sequences = sequences_per_window(p, layout);

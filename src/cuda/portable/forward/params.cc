@@ -46,4 +46,14 @@ PrepareParams prepare_params(const ForwardProblem& p, const TilePlan& plan) {
   return params;
 }
 
+void fill_params(const ForwardProblem& p, const TilePlan& plan, ChainParams* params) {
+  params->v = p.v;
+  params->out = p.out;
+  params->initial_state = p.initial_state;
+  params->final_state = p.final_state;
+  params->scale = p.scale;
+  params->heads = static_cast<int32_t>(p.heads);
+  params->plan = plan;
+}
+
 }  // namespace flash_kda::cuda::portable

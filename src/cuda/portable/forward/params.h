@@ -33,13 +33,17 @@ struct Carry {
   uint32_t* bits = nullptr;  // [H, V, 4], RowExtent's state_bits of the four lanes of a row
 };
 
-struct RecurrenceParams {
+// Of a kernel that walks along sequences.
+struct ChainParams {
   Rows v, out;
   Dense initial_state, final_state;
   float scale = 0.0F;
   int32_t heads = 0;
   TilePlan plan;
   Window window;
+};
+
+struct RecurrenceParams : ChainParams {
   const unsigned char* records = nullptr;
   Carry carry_in, carry_out;  // not the same memory: a window can begin and end inside sequences
 };
@@ -53,5 +57,8 @@ Status check_counts(int64_t slots, int64_t blocks);
 
 // All but where the records go and which window.
 PrepareParams prepare_params(const ForwardProblem& problem, const TilePlan& plan);
+
+// All but which window.
+void fill_params(const ForwardProblem& problem, const TilePlan& plan, ChainParams* params);
 
 }  // namespace flash_kda::cuda::portable

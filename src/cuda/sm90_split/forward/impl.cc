@@ -78,18 +78,6 @@ Division division_of(const ForwardProblem& p, const Layout& layout, const Option
   return division;
 }
 
-SplitParams split_params(const ForwardProblem& p, const TilePlan& plan) {
-  SplitParams params;
-  params.v = p.v;
-  params.out = p.out;
-  params.initial_state = p.initial_state;
-  params.final_state = p.final_state;
-  params.scale = p.scale;
-  params.heads = static_cast<int32_t>(p.heads);
-  params.plan = plan;
-  return params;
-}
-
 Status run(const ForwardProblem& p, void* workspace, int64_t workspace_size) {
   return run_with({}, p, workspace, workspace_size);
 }
@@ -126,7 +114,8 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
       p.cu_seqlens ? (layout.slots + p.sequences - 1) / p.sequences : portable::slots_of(p.tokens);
   records.piece = static_cast<int32_t>(
       std::min(cuts > 0 ? division.segment_chunks : chunks, layout.slots_per_window));
-  SplitParams split = split_params(p, plan);
+  SplitParams split;
+  portable::fill_params(p, plan, &split);
   split.segments = {static_cast<int32_t>(division.segment_chunks),
                     static_cast<int32_t>(sequences + cuts)};
   if (cuts > 0 && split.segments.most * p.heads > layout.most_maps) {

@@ -37,13 +37,7 @@ struct RecordParams {
   Divisor by_heads, by_pieces, by_sequence_slots;  // the last for fixed length
 };
 
-struct SplitParams {
-  Rows v, out;
-  Dense initial_state, final_state;
-  float scale = 0.0F;
-  int32_t heads = 0;
-  TilePlan plan;
-  Window window;
+struct SplitParams : portable::ChainParams {
   Segmentation segments;
   const unsigned char* records = nullptr;  // [window.slots, heads] of kRecordBytes
   // [window.slots, heads]: not 0 once a record is there. Null: all are, once the kernels before
