@@ -178,6 +178,40 @@ TEST(SplitDivision, MapsFitTheWorkspace) {
   }
 }
 
+// The search leaves out what can't be the least.
+TEST(SplitDivision, IsTheLeastOfAll) {
+  Work work;
+  work.multiprocessors = 132;
+  work.most_maps = int64_t{1} << 40;
+  for (int64_t sequences : {1, 2, 5, 33}) {
+    for (int64_t heads : {1, 2, 3, 4, 6, 8, 11, 12, 16, 24, 36, 64}) {
+      for (int64_t chunks : {1, 8, 16, 47, 64, 79, 256, 313, 1024, 2048, 31250}) {
+        for (bool even : {false, true}) {
+          work.heads = heads;
+          work.pairs = sequences * heads;
+          work.chunks = chunks;
+          work.even = even;
+          double least = divide(work, 1, chunks, 2).microseconds;
+          const int64_t most =
+              std::min(chunks / kLeastSegment, work.multiprocessors / work.pairs + 1);
+          for (int64_t n = 1; n <= std::max<int64_t>(most, 1); ++n) {
+            const int64_t segment_chunks = ceil_divide(chunks, n);
+            const int64_t segments = ceil_divide(chunks, segment_chunks);
+            for (int groups : {1, 2}) {
+              least = std::min(least, divide(work, segments, segment_chunks, groups).microseconds);
+            }
+          }
+          if (sequences == 1 && fits_beside(work)) {
+            least = std::min(least, divide_beside(work).microseconds);
+          }
+          ASSERT_EQ(choose_division(work).microseconds, least)
+              << sequences << " sequences of " << chunks << " chunks, heads " << heads;
+        }
+      }
+    }
+  }
+}
+
 TEST(SplitDivision, NothingToDoCostsLittle) {
   Work work;
   work.multiprocessors = 132;

@@ -52,8 +52,9 @@ constexpr int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // How often the device is filled by blocks that take equally long, or else share out well.
 inline double rounds(const Work& work, int64_t blocks) {
+  if (blocks <= work.multiprocessors) return 1.0;
   if (work.even) return static_cast<double>(ceil_divide(blocks, work.multiprocessors));
-  return std::max(1.0, static_cast<double>(blocks) / static_cast<double>(work.multiprocessors));
+  return static_cast<double>(blocks) / static_cast<double>(work.multiprocessors);
 }
 
 inline double merge_step_cost(int64_t pairs) {
@@ -65,6 +66,15 @@ inline double merge_step_cost(int64_t pairs) {
     default:
       return std::max(kMergeStepCost2, static_cast<double>(pairs) * kMergePairCost);
   }
+}
+inline double merge_cost(const Work& work, int64_t segments) {
+  if (segments <= 2) return 0.0;
+  return kMergeCost + merge_step_cost(work.pairs) * static_cast<double>(segments - 2);
+}
+
+// Of the recurrence with output, to the device.
+inline double bytes_cost(const Work& work) {
+  return static_cast<double>(work.pairs * work.chunks) * kChunkBytesCost;
 }
 
 // Preparation on its own.
@@ -87,58 +97,53 @@ inline Division divide_beside(const Work& work) {
   return division;
 }
 
-// Every sequence in `segments` segments, which may turn out fewer; 1: whole.
-inline Division divide(const Work& work, int64_t segments, int groups) {
+// Every sequence in `segments` segments of so many chunks, the last one shorter; 1: whole.
+inline Division divide(const Work& work, int64_t segments, int64_t segment_chunks, int groups) {
   Division division;
+  division.segment_chunks = segments == 1 ? int64_t{1} << 30 : segment_chunks;  // or more than any
   division.groups = groups;
-  const int64_t all_chunks = std::max<int64_t>(work.chunks, 1);  // an average below 1 is 0
-  division.segment_chunks = ceil_divide(all_chunks, segments);
-  segments = ceil_divide(all_chunks, division.segment_chunks);
-  const auto chunks = static_cast<double>(division.segment_chunks);
-  const double bytes = static_cast<double>(work.pairs * work.chunks) * kChunkBytesCost;
-  const double chain = rounds(work, work.pairs * segments * (3 - groups)) * chunks;
-  division.microseconds =
-      prepare_cost(work) + kKernelCost + std::max(bytes, chain * kChunkCost[groups]);
-  if (segments == 1) {
-    division.segment_chunks = int64_t{1} << 30;  // longer than any sequence
-    return division;
-  }
-  division.microseconds +=
-      kKernelCost + rounds(work, work.pairs * (2 * segments - 3)) * chunks * kMapChunkCost;
-  if (segments > 2) {
-    division.microseconds +=
-        kMergeCost + merge_step_cost(work.pairs) * static_cast<double>(segments - 2);
+  const auto chunks = static_cast<double>(segment_chunks);
+  const double chain =
+      rounds(work, work.pairs * segments * (3 - groups)) * chunks * kChunkCost[groups];
+  division.microseconds = prepare_cost(work) + kKernelCost + std::max(bytes_cost(work), chain);
+  if (segments > 1) {
+    const double maps = rounds(work, work.pairs * (2 * segments - 3)) * chunks * kMapChunkCost;
+    division.microseconds += kKernelCost + maps;
+    division.microseconds += merge_cost(work, segments);
   }
   return division;
 }
 
-inline int64_t sequences_of(const Work& work) {
-  return work.pairs / std::max<int64_t>(work.heads, 1);
-}
-
-// Whether there is room for the maps, whose numbers have gaps (segment.cuh). So many chunks for
-// each sequence may leave a rest, smaller than the number of sequences.
-inline bool maps_fit(const Work& work, int64_t segment_chunks) {
-  const int64_t sequences = sequences_of(work);
-  const int64_t cuts = ((work.chunks + 1) * sequences - 1) / segment_chunks;
-  return (sequences + cuts) * work.heads <= work.most_maps;
+// What so many segments or more, at least three, cost in any case: maps that share out well.
+inline double least_cost(const Work& work, int64_t segments) {
+  const double map_chunks = static_cast<double>(work.pairs * work.chunks) /
+                            static_cast<double>(work.multiprocessors) *
+                            (2.0 - 3.0 / static_cast<double>(segments));
+  return prepare_cost(work) + 2 * kKernelCost + bytes_cost(work) + map_chunks * kMapChunkCost +
+         merge_cost(work, segments);
 }
 
 inline Division choose_division(const Work& work) {
-  const int64_t sequences = sequences_of(work);
-  const int64_t most = std::min(work.chunks / kLeastSegment,
-                                work.most_maps / std::max<int64_t>(work.heads, 1) - 2 * sequences);
+  const int64_t heads = std::max<int64_t>(work.heads, 1);
+  const int64_t sequences = work.pairs / heads;
+  const int64_t chunks = std::max<int64_t>(work.chunks, 1);  // an average below 1 is 0
+  // Maps are numbered with gaps (segment.cuh): one for each sequence, one for each segment_chunks
+  // of all chunks, of which there may be a few more than the average tells.
+  const int64_t most_chunks = (chunks + 1) * sequences - 1;
+  const int64_t most_cuts = std::min(work.most_maps / heads - sequences, most_chunks);
   // More segments than fill the device once with maps are of no use.
-  const int64_t useful =
-      std::min(most, work.multiprocessors / std::max<int64_t>(work.pairs, 1) + 1);
-  Division best = divide(work, 1, 1);
-  for (int64_t segments = 1; segments <= std::max<int64_t>(useful, 1); ++segments) {
+  const int64_t most = std::min({chunks / kLeastSegment, work.most_maps / heads - 2 * sequences,
+                                 work.multiprocessors / std::max<int64_t>(work.pairs, 1) + 1});
+  Division best = divide(work, 1, chunks, 1);
+  for (int64_t segments = 1; segments <= std::max<int64_t>(most, 1); ++segments) {
+    if (segments > 2 && least_cost(work, segments) > best.microseconds) break;
+    const int64_t segment_chunks = ceil_divide(chunks, segments);
+    if ((segments - 1) * segment_chunks >= chunks) continue;  // it comes out as fewer
+    if (segments > 1 && (most_cuts + 1) * segment_chunks <= most_chunks) continue;
     for (int groups : {1, 2}) {
-      const Division division = divide(work, segments, groups);
-      if (division.microseconds < best.microseconds &&
-          (segments == 1 || maps_fit(work, division.segment_chunks))) {
-        best = division;
-      }
+      const Division division = divide(work, segments, segment_chunks, groups);
+      if (division.microseconds < best.microseconds) best = division;
+      if (2 * work.pairs * segments <= work.multiprocessors) break;  // two save no round
     }
   }
   // One sequence: of several, a window may hold parts that its pieces do not begin with.
