@@ -160,7 +160,7 @@ TEST(SplitDivision, MapsFitTheWorkspace) {
     for (int64_t heads : {1, 2, 3, 4, 5, 8, 12, 16, 24, 40}) {
       for (int64_t tokens : {0, 1, 500, 2048, 8192, 10000, 65536, 131072}) {
         const Layout layout = make_layout(tokens * sequences, heads, sequences, kRecordBudget,
-                                          kLeastSegment, kMostMaps);
+                                          kLeastSegment, 2 * kLeastSegment, kMostMaps);
         const int64_t in_window = std::min(sequences, layout.slots_per_window);
         work.chunks = layout.slots_per_window / in_window;
         work.heads = heads;

@@ -24,6 +24,7 @@ Layout layout_with(const Options& options, int64_t tokens_total, int64_t heads, 
   const bool chosen = options.segment_chunks == 0;
   return make_layout(tokens_total, heads, sequences, options.record_budget,
                      chosen ? kLeastSegment : options.segment_chunks,
+                     chosen ? 2 * kLeastSegment : options.segment_chunks,
                      chosen ? kMostMaps : std::numeric_limits<int64_t>::max());
 }
 

@@ -8,7 +8,7 @@
 namespace flash_kda::cuda::sm90_split {
 
 Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64_t budget,
-                   int64_t least_segment, int64_t most_maps) {
+                   int64_t least_segment, int64_t least_cut, int64_t most_maps) {
   Layout layout;
   if (heads == 0 || sequences == 0) return layout;
   layout.slots = portable::most_slots(tokens_total, sequences);
@@ -16,7 +16,9 @@ Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64
   const int64_t most = std::max<int64_t>(budget / slot_bytes, 1);
   layout.windows = (layout.slots + most - 1) / most;
   layout.slots_per_window = (layout.slots + layout.windows - 1) / layout.windows;
-  layout.most_maps = std::min(most_maps, heads * (sequences + layout.slots / least_segment));
+  if (layout.slots >= least_cut) {
+    layout.most_maps = std::min(most_maps, heads * (sequences + layout.slots / least_segment));
+  }
 
   // Booked in full even where equal windows need less, or the size would not be monotone in heads.
   WorkspaceLedger ledger;

@@ -24,10 +24,10 @@ struct Layout {
 };
 
 // For problems of these totals; every extent is at least 0. Neither bytes nor any buffer shrinks
-// when an argument grows, `least_segment` apart. `budget`: most bytes of records, unless one slot
+// when an argument grows, those on segments apart. `budget`: most bytes of records, unless one slot
 // of all heads takes more. `least_segment`: the fewest chunks that a segment will have.
-// `most_maps`: a bound of their maps.
+// `least_cut`: of a sequence that is cut. `most_maps`: a bound of the maps.
 Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64_t budget,
-                   int64_t least_segment, int64_t most_maps);
+                   int64_t least_segment, int64_t least_cut, int64_t most_maps);
 
 }  // namespace flash_kda::cuda::sm90_split
