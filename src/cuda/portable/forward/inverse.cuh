@@ -27,6 +27,16 @@ __device__ __forceinline__ constexpr int element_offset(int row, int column) {
 
 // beta of the rows 8 r + g of block b, at [b][r].
 using RowBeta = float[kBlocks][2];
+// From lanes that have that of a token each.
+__device__ __forceinline__ void spread_beta(float beta, int g, RowBeta& rows) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rows[b][r] = __shfl_sync(0xffffffffU, beta, 16 * b + 8 * r + g);
+    }
+  }
+}
 
 __device__ __forceinline__ void scale_rows(BlockProduct& product, const float (&beta)[2]) {
 #pragma unroll

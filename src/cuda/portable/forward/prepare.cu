@@ -97,13 +97,7 @@ __device__ __forceinline__ void prepare_chunk(const PrepareParams& p, const Chun
   ptx::copy_async_wait<1>();
   __syncwarp();
   const uint32_t squares = shared + kSquares;
-  float sums_k[4], sums_q[4];
-  sum_squares(in.raw_k, at, sums_k);
-  sum_squares(in.raw_q, at, sums_q);
-  if (at.c == at.g >> 1) {
-    ptx::store_shared4(squares + ((2 * at.warp) * 8 + at.g) * 16, sums_k);
-    ptx::store_shared4(squares + ((2 * at.warp + 1) * 8 + at.g) * 16, sums_q);
-  }
+  store_squares(in.raw_k, in.raw_q, at, squares);
   ptx::copy_async_wait<0>();
   __syncthreads();
   load_norms(squares, 0, at, in.norm_k);
@@ -129,13 +123,7 @@ __device__ __forceinline__ void prepare_chunk(const PrepareParams& p, const Chun
   if (at.warp == 0) {
     add_products(other_half, l, at.lane);
     RowBeta row_beta;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        row_beta[b][r] = __shfl_sync(0xffffffffU, beta, 16 * b + 8 * r + at.g);
-      }
-    }
+    spread_beta(beta, at.g, row_beta);
     invert(l, row_beta, ptx::rcp_approx(chunk.tilt), in.raw_q, at.lane, triangle);
     store_triangle(record + kRecordT, triangle, at.lane);
   } else {

@@ -73,6 +73,18 @@ __device__ __forceinline__ void sum_squares(uint32_t raw, const Lane& at, float 
   }
 }
 
+// This warp's sums for k (0) and q (1) to `squares`: [warp][k, q][g], four rows each.
+__device__ __forceinline__ void store_squares(uint32_t raw_k, uint32_t raw_q, const Lane& at,
+                                              uint32_t squares) {
+  float sums_k[4], sums_q[4];
+  sum_squares(raw_k, at, sums_k);
+  sum_squares(raw_q, at, sums_q);
+  if (at.c == at.g >> 1) {
+    ptx::store_shared4(squares + ((2 * at.warp) * 8 + at.g) * 16, sums_k);
+    ptx::store_shared4(squares + ((2 * at.warp + 1) * 8 + at.g) * 16, sums_q);
+  }
+}
+
 // 1 / norm of rows 8 r + g of block b, from both warps' sums of squares.
 using RowNorms = float[kBlocks][2];
 __device__ __forceinline__ void load_norms(uint32_t squares, int which, const Lane& at,

@@ -167,13 +167,7 @@ __device__ __forceinline__ void begin_slices(const PrepareParams& p, const Chunk
   ptx::copy_async_wait<1>();
   __syncwarp();
   const uint32_t squares = shared + kSquaresAt;
-  float sums_k[4], sums_q[4];
-  sum_squares(in.raw_k, at, sums_k);
-  sum_squares(in.raw_q, at, sums_q);
-  if (at.c == at.g >> 1) {
-    ptx::store_shared4(squares + ((2 * at.warp) * 8 + at.g) * 16, sums_k);
-    ptx::store_shared4(squares + ((2 * at.warp + 1) * 8 + at.g) * 16, sums_q);
-  }
+  store_squares(in.raw_k, in.raw_q, at, squares);
   ptx::copy_async_wait<0>();
   if (pair.copies_out()) ptx::wait_stores_read();
   pair.sync();
@@ -221,13 +215,7 @@ __device__ __forceinline__ void finish_triangles(float tilt, float beta, const P
   LowerTriangle triangle;
   if (at.warp == 0) {
     RowBeta row_beta;
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        row_beta[b][r] = __shfl_sync(0xffffffffU, beta, 16 * b + 8 * r + at.g);
-      }
-    }
+    spread_beta(beta, at.g, row_beta);
     invert(own, row_beta, ptx::rcp_approx(tilt), pair.shared + kSquaresAt, at.lane, triangle);
     store_lower_triangle(pair.shared + kRecordTM, 0, triangle, at.lane);
   } else {
