@@ -6,6 +6,23 @@
 
 namespace flash_kda::cuda {
 
+Status check_hopper(const ForwardProblem& problem, const void* kernel) {
+  constexpr int kCapability = 90;
+  if (problem.device.type != DeviceType::kCuda) {
+    return Status::unsupported("runs on CUDA tensors only");
+  }
+  const DeviceProperties* device = nullptr;
+  FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));
+  if (device->capability() != kCapability) {
+    return Status::unsupported("expected a device of compute capability 9.0, got " +
+                               device_text(problem.device.index, *device));
+  }
+  if (kernel == nullptr) {
+    return Status::unsupported("not in this build, which lacks the architecture 90a");
+  }
+  return check_built_for(problem.device.index, kernel);
+}
+
 Status CallScope::enter(const ForwardProblem& problem, int64_t workspace_bytes, int64_t needed) {
   if (workspace_bytes < needed) {
     return Status::invalid_value("workspace: expected at least " + std::to_string(needed) +

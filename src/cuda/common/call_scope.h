@@ -1,4 +1,4 @@
-// What every run of a CUDA implementation begins with.
+// What calls of several CUDA implementations begin with.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,10 @@
 #include "ops/forward/problem.h"
 
 namespace flash_kda::cuda {
+
+// For an implementation of compute capability 9.0 alone: why it can't run on a problem's device.
+// `kernel`: one of its __global__ functions, null in a build without 90a.
+Status check_hopper(const ForwardProblem& problem, const void* kernel);
 
 // Makes the device of a problem current, and at the end the one that was.
 class CallScope {

@@ -38,19 +38,6 @@ TEST_P(PortableDivision, ResultsDoNotDependOnTheDivision) {
   }
 }
 
-TEST(PortableWorkspace, GrowsWithEveryArgument) {
-  for (int64_t tokens = 0; tokens < 300; tokens += 7) {
-    for (int64_t heads : {1, 2, 3, 50, 96, 39000, 40000}) {
-      for (int64_t sequences : {1, 2, 5, 40, 1000}) {
-        const int64_t bytes = kForward.workspace_bytes(tokens, heads, sequences);
-        EXPECT_LE(bytes, kForward.workspace_bytes(tokens + 1, heads, sequences));
-        EXPECT_LE(bytes, kForward.workspace_bytes(tokens, heads + 1, sequences));
-        EXPECT_LE(bytes, kForward.workspace_bytes(tokens, heads, sequences + 1));
-      }
-    }
-  }
-}
-
 TEST(PortableWorkspace, StaysWithinUpstreamAndTheBudget) {
   const auto upstream = [](int64_t t, int64_t h, int64_t n) {
     return h * ((t + 15) / 16 + n) * 13824;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/portable/forward/sizes.h"
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/divisor.h"
 #include "cuda/sm90_split/forward/layout.h"
@@ -95,19 +96,6 @@ TEST_P(SplitForward, NoRaceBesidePreparation) {
   }
 }
 
-TEST(SplitWorkspace, GrowsWithEveryArgument) {
-  for (int64_t tokens = 0; tokens < 300; tokens += 7) {
-    for (int64_t heads : {1, 2, 3, 50, 96, 36000, 37000}) {
-      for (int64_t sequences : {1, 2, 5, 40, 1000}) {
-        const int64_t bytes = kForward.workspace_bytes(tokens, heads, sequences);
-        EXPECT_LE(bytes, kForward.workspace_bytes(tokens + 1, heads, sequences));
-        EXPECT_LE(bytes, kForward.workspace_bytes(tokens, heads + 1, sequences));
-        EXPECT_LE(bytes, kForward.workspace_bytes(tokens, heads, sequences + 1));
-      }
-    }
-  }
-}
-
 TEST(SplitWorkspace, IsBounded) {
   EXPECT_LE(kForward.workspace_bytes(1 << 20, 64, 16), kRecordBudget + (64 << 20));
   EXPECT_LE(kForward.workspace_bytes(8192, 12, 1), 112 << 20);
@@ -161,7 +149,8 @@ TEST(SplitDivision, MapsFitTheWorkspace) {
       for (int64_t tokens : {0, 1, 500, 2048, 8192, 10000, 65536, 131072}) {
         const Layout layout = make_layout(tokens * sequences, heads, sequences, kRecordBudget,
                                           kLeastSegment, 2 * kLeastSegment, kMostMaps);
-        const int64_t in_window = std::min(sequences, layout.slots_per_window);
+        const int64_t in_window =
+            portable::sequences_per_window(sequences, layout.slots_per_window);
         work.chunks = layout.slots_per_window / in_window;
         work.heads = heads;
         work.pairs = in_window * heads;

@@ -247,6 +247,22 @@ class DeviceProblem {
   std::vector<void*> memories_;
 };
 
+TEST(Workspace, GrowsWithEveryArgument) {
+  for (const ForwardImpl* impl : forward_impls()) {
+    const auto bytes_of = impl->workspace_bytes;
+    for (int64_t tokens = 0; tokens < 300; tokens += 7) {
+      for (int64_t heads : {1, 2, 3, 50, 96, 36000, 37000, 39000, 40000}) {
+        for (int64_t sequences : {1, 2, 5, 40, 1000}) {
+          const int64_t bytes = bytes_of(tokens, heads, sequences);
+          EXPECT_LE(bytes, bytes_of(tokens + 1, heads, sequences)) << impl->name;
+          EXPECT_LE(bytes, bytes_of(tokens, heads + 1, sequences)) << impl->name;
+          EXPECT_LE(bytes, bytes_of(tokens, heads, sequences + 1)) << impl->name;
+        }
+      }
+    }
+  }
+}
+
 // Not in segments that a test chooses, whose maps would outgrow the workspace, and not token by
 // token.
 using Sizes = testing::GpuTest;

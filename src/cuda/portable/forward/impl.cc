@@ -11,6 +11,7 @@
 #include "cuda/portable/forward/config.h"
 #include "cuda/portable/forward/launch.h"
 #include "cuda/portable/forward/layout.h"
+#include "cuda/portable/forward/sizes.h"
 #include "ops/forward/impls.h"
 
 namespace flash_kda::cuda::portable {
@@ -23,11 +24,6 @@ Layout layout_of(const ForwardProblem& p, const Options& options) {
   return make_layout(p.tokens_total(), p.heads, p.sequences, options.record_budget);
 }
 
-// The most sequences that one window touches: each has a slot in it.
-int64_t sequences_per_window(const ForwardProblem& p, const Layout& layout) {
-  return std::min(p.sequences, layout.slots_per_window);
-}
-
 Status accepts(const ForwardProblem& p) {
   if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
   const DeviceProperties* device = nullptr;
@@ -38,8 +34,9 @@ Status accepts(const ForwardProblem& p) {
   }
   FLASH_KDA_RETURN_IF_ERROR(check_built_for(p.device.index, prepare_entry()));
   const Layout layout = layout_of(p, {});
-  const int64_t blocks = std::max(layout.slots_per_window * p.heads,
-                                  sequences_per_window(p, layout) * p.heads * kMostParts);
+  const int64_t blocks =
+      std::max(layout.slots_per_window * p.heads,
+               sequences_per_window(p.sequences, layout.slots_per_window) * p.heads * kMostParts);
   return check_counts(layout.slots, blocks);
 }
 
@@ -92,7 +89,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   fill_params(p, plan, &recurrence);
   prepare.records = layout.records.in(workspace);
   recurrence.records = prepare.records;
-  const int64_t sequences = sequences_per_window(p, layout);
+  const int64_t sequences = sequences_per_window(p.sequences, layout.slots_per_window);
   const int row_parts = choose_row_parts(options, sequences * p.heads, scope.device());
   for (int64_t i = 0; i < layout.windows; ++i) {
     const int64_t begin = i * layout.slots_per_window;

@@ -24,4 +24,9 @@ constexpr int64_t most_slots(int64_t tokens, int64_t sequences) {
   return sequences + (tokens > sequences ? (tokens - sequences) / kChunk : 0);
 }
 
+// The most sequences that one window touches: each has a slot in it.
+constexpr int64_t sequences_per_window(int64_t sequences, int64_t slots_per_window) {
+  return sequences < slots_per_window ? sequences : slots_per_window;
+}
+
 }  // namespace flash_kda::cuda::portable

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/common/check.h"
+#include "common/describe.h"
+#include "cuda/common/call_scope.h"
 #include "cuda/common/device.h"
-#include "cuda/common/offsets.h"
 #include "cuda/sm90/forward/config.h"
 #include "cuda/sm90/forward/cost.h"
 #include "cuda/sm90/forward/kernel.h"
@@ -17,11 +17,7 @@ namespace {
 
 constexpr int64_t kMaxCount = (int64_t{1} << 31) - 1;
 
-int64_t state_bytes(const Dense& state) {
-  if (!state) return 0;
-  const int64_t element = state.dtype == DType::kBFloat16 ? 2 : 4;
-  return element * kHeadDim * kHeadDim;
-}
+int64_t state_bytes(const Dense& state) { return state ? dtype_size(state.dtype) * kStateSize : 0; }
 
 // cuda.sm90_split's estimate, which leaves out the states, with them.
 double split_microseconds(const ForwardProblem& problem, int64_t tokens, int64_t multiprocessors) {
@@ -53,19 +49,7 @@ Status prefers(const ForwardProblem& problem) {
 }
 
 Status accepts(const ForwardProblem& problem) {
-  if (problem.device.type != DeviceType::kCuda) {
-    return Status::unsupported("runs on CUDA tensors only");
-  }
-  const DeviceProperties* device = nullptr;
-  FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));
-  if (device->capability() != 90) {
-    return Status::unsupported("needs compute capability 9.0; this is " +
-                               device_text(problem.device.index, *device));
-  }
-  if (forward_entry() == nullptr) {
-    return Status::unsupported("not in this build, which lacks the architecture 90a");
-  }
-  FLASH_KDA_RETURN_IF_ERROR(check_built_for(problem.device.index, forward_entry()));
+  FLASH_KDA_RETURN_IF_ERROR(check_hopper(problem, forward_entry()));
   if (problem.tokens > kMaxCount - kChunk) {
     return Status::unsupported("tokens: expected less than 2^31, got " +
                                std::to_string(problem.tokens));
@@ -96,11 +80,8 @@ Status fill_maps(const ForwardProblem& problem, Params* params) {
 Status run(const ForwardProblem& problem, void*, int64_t) {
   const int64_t items = problem.sequences * problem.heads;
   if (items == 0) return {};
-  const DeviceProperties* device = nullptr;
-  FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));
-  DeviceGuard guard;
-  FLASH_KDA_RETURN_IF_ERROR(guard.enter(problem.device.index));
-  FLASH_KDA_RETURN_IF_ERROR(check_offsets_if_asked(problem));
+  CallScope scope;
+  FLASH_KDA_RETURN_IF_ERROR(scope.enter(problem, 0, 0));
 
   Params params{};
   if (problem.tokens_total() > 0) FLASH_KDA_RETURN_IF_ERROR(fill_maps(problem, &params));
@@ -128,7 +109,7 @@ Status run(const ForwardProblem& problem, void*, int64_t) {
   params.final_bf16 = problem.final_state.dtype == DType::kBFloat16;
   params.cu_seqlens_int64 = problem.cu_seqlens.dtype == DType::kInt64;
 
-  const int64_t ctas = std::min<int64_t>(items, device->multiprocessors);
+  const int64_t ctas = std::min<int64_t>(items, scope.device().multiprocessors);
   params.sort = problem.cu_seqlens && items > ctas && problem.sequences > 1 &&
                 problem.sequences <= kMaxSorted;
   return launch_forward(params, static_cast<uint32_t>(ctas),

@@ -10,6 +10,7 @@
 #include "cuda/common/call_scope.h"
 #include "cuda/common/device.h"
 #include "cuda/portable/forward/launch.h"
+#include "cuda/portable/forward/sizes.h"
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/launch.h"
 #include "cuda/sm90_split/forward/layout.h"
@@ -17,8 +18,6 @@
 
 namespace flash_kda::cuda::sm90_split {
 namespace {
-
-constexpr int kCapability = 90;
 
 Layout layout_with(const Options& options, int64_t tokens_total, int64_t heads, int64_t sequences) {
   const bool chosen = options.segment_chunks == 0;
@@ -32,26 +31,12 @@ Layout layout_of(const ForwardProblem& p, const Options& options) {
   return layout_with(options, p.tokens_total(), p.heads, p.sequences);
 }
 
-// The most sequences that one window touches: each has a slot in it.
-int64_t sequences_per_window(const ForwardProblem& p, const Layout& layout) {
-  return std::min(p.sequences, layout.slots_per_window);
-}
-
 Status accepts(const ForwardProblem& p) {
-  if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
-  const DeviceProperties* device = nullptr;
-  FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
-  if (device->capability() != kCapability) {
-    return Status::unsupported("expected a device of compute capability 9.0, got " +
-                               device_text(p.device.index, *device));
-  }
-  if (entry() == nullptr) {
-    return Status::unsupported("not in this build, which lacks the architecture 90a");
-  }
-  FLASH_KDA_RETURN_IF_ERROR(check_built_for(p.device.index, entry()));
+  FLASH_KDA_RETURN_IF_ERROR(check_hopper(p, entry()));
   const Layout layout = layout_of(p, {});
   const int64_t blocks =
-      std::max(layout.slots_per_window * p.heads, sequences_per_window(p, layout) * p.heads * 2);
+      std::max(layout.slots_per_window * p.heads,
+               portable::sequences_per_window(p.sequences, layout.slots_per_window) * p.heads * 2);
   return portable::check_counts(layout.slots, blocks);
 }
 
@@ -61,7 +46,7 @@ int64_t workspace_bytes(int64_t tokens_total, int64_t heads, int64_t sequences) 
 
 Division division_of(const ForwardProblem& p, const Layout& layout, const Options& options,
                      const DeviceProperties& device) {
-  const int64_t sequences = sequences_per_window(p, layout);
+  const int64_t sequences = portable::sequences_per_window(p.sequences, layout.slots_per_window);
   Work work;
   work.chunks = layout.slots_per_window / sequences;
   work.pairs = sequences * p.heads;
@@ -105,7 +90,7 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
     FLASH_KDA_RETURN_IF_ERROR(portable::launch_plan({p.cu_seqlens, plan}, stream));
   }
   const Division division = division_of(p, layout, options, scope.device());
-  const int64_t sequences = sequences_per_window(p, layout);
+  const int64_t sequences = portable::sequences_per_window(p.sequences, layout.slots_per_window);
   const int64_t cuts = layout.slots_per_window / division.segment_chunks;
   RecordParams records;
   records.prepare = portable::prepare_params(p, plan);
