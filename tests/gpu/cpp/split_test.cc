@@ -23,7 +23,6 @@ using testing::divided;
 using testing::Exact;
 using testing::exact_forward;
 using testing::ForwardInputs;
-using testing::kWhole;
 using testing::split_target;
 using testing::Target;
 

@@ -13,6 +13,7 @@
 
 #include "cpp/cpu_inputs.h"
 #include "cuda/portable/forward/impl.h"
+#include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/impl.h"
 #include "gpu/cpp/device_call.h"
 #include "ops/forward/impls.h"
@@ -52,7 +53,7 @@ inline Target split_target(std::string name, const cuda::sm90_split::Options& op
           }};
 }
 
-inline constexpr int64_t kWhole = int64_t{1} << 30;  // chunks of a segment: no segments
+using cuda::sm90_split::kWhole;
 
 inline Target divided(int64_t segment_chunks, int groups) {
   const std::string segments =

@@ -20,6 +20,8 @@ struct Work {
   bool even = true;  // all sequences have the same length
 };
 
+inline constexpr int64_t kWhole = int64_t{1} << 30;  // chunks of a segment: no sequence is cut
+
 struct Division {
   int64_t segment_chunks = 0;
   int groups = 1;         // warpgroups of a block of the recurrence
@@ -88,7 +90,7 @@ inline bool fits_beside(const Work& work) {
 }
 inline Division divide_beside(const Work& work) {
   Division division;
-  division.segment_chunks = int64_t{1} << 30;
+  division.segment_chunks = kWhole;
   division.preparing = work.multiprocessors - 2 * work.pairs;
   const auto chunks = static_cast<double>(work.chunks);
   const double prepare = chunks * static_cast<double>(work.pairs) * kBesidePrepareCost /
@@ -100,7 +102,7 @@ inline Division divide_beside(const Work& work) {
 // Every sequence in `segments` segments of so many chunks, the last one shorter; 1: whole.
 inline Division divide(const Work& work, int64_t segments, int64_t segment_chunks, int groups) {
   Division division;
-  division.segment_chunks = segments == 1 ? int64_t{1} << 30 : segment_chunks;  // or more than any
+  division.segment_chunks = segments == 1 ? kWhole : segment_chunks;
   division.groups = groups;
   const auto chunks = static_cast<double>(segment_chunks);
   const double chain =
