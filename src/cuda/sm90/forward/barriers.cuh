@@ -78,37 +78,36 @@ struct Barriers {
 
   // By one thread, before the barrier that starts the roles.
   __device__ __forceinline__ void init() const {
-    constexpr int kChainWarps = kChainThreads / 32;
     for (int slot = 0; slot < kStages; ++slot) {
       ptx::mbarrier_init(raw(slot), 1);
-      ptx::mbarrier_init(normed(slot), 1);
-      ptx::mbarrier_init(full(slot), 1);
+      ptx::mbarrier_init(normed(slot), 32);
+      ptx::mbarrier_init(full(slot), 32);
     }
     for (int pair = 0; pair < kPairs; ++pair) {
-      ptx::mbarrier_init(partial(pair), 2);
-      ptx::mbarrier_init(unpartial(pair), 1);
+      ptx::mbarrier_init(partial(pair), 2 * 32);
+      ptx::mbarrier_init(unpartial(pair), 32);
     }
     for (int slot = 0; slot < kValueTiles; ++slot) {
       ptx::mbarrier_init(value_full(slot), 1);
-      ptx::mbarrier_init(value_free(slot), kChainWarps);
+      ptx::mbarrier_init(value_free(slot), kChainThreads / 32);
     }
     for (int slot = 0; slot < kOutputTiles; ++slot) {
-      ptx::mbarrier_init(out_full(slot), kChainWarps);
-      ptx::mbarrier_init(out_free(slot), 1);
+      ptx::mbarrier_init(out_full(slot), kChainThreads);
+      ptx::mbarrier_init(out_free(slot), 32);
     }
     ptx::fence_async_shared();
   }
 };
 
-using ptx::warp_arrive;
-
-// At two barriers.
+// All lanes: racecheck does not follow one lane's arrival for its warp.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  __syncwarp();
+  ptx::mbarrier_arrive(barrier);
+}
 __device__ __forceinline__ void warp_arrive(uint32_t first, uint32_t second) {
   __syncwarp();
-  if (ptx::elect_one()) {
-    ptx::mbarrier_arrive(first);
-    ptx::mbarrier_arrive(second);
-  }
+  ptx::mbarrier_arrive(first);
+  ptx::mbarrier_arrive(second);
 }
 
 }  // namespace flash_kda::cuda::sm90

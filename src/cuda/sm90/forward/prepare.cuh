@@ -305,10 +305,15 @@ struct Preparation {
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum.L[block][i >> 2][i & 3] = sum.M[block][i >> 2][i & 3] = 0.0F;
     }
-#pragma unroll 1  // a loop: less code to fetch
-    for (int s = 0; s < kSlices; ++s) {
-      if (s == kSlices - 1) turn();
+    constexpr int kLast = kSlices - 1;
+    // A loop: less code to fetch. The turn at its end, so that the slices run straight on.
+    int s = 0;
+#pragma unroll 1
+    while (true) {
       slice(s);
+      if (s == kLast) break;
+      ++s;
+      if (s == kLast) turn();
     }
   }
 };

@@ -97,7 +97,7 @@ struct Chain {
   // Only after products were started that take X: the instruction that arrives overtakes reads of
   // shared memory that still wait for their turn behind loads of the state.
   __device__ __forceinline__ void release_values() {
-    warp_arrive(barriers().value_free(count % kValueTiles));
+    ptx::warp_arrive(barriers().value_free(count % kValueTiles));
   }
 
   // S and V^T become operand and accumulator, in units that fit both.
