@@ -19,6 +19,11 @@ struct Params {
   const void* initial_state;  // [N, H, 128, 128] or null
   void* final_state;          // likewise
   const void* cu_seqlens;     // [N + 1] or null
+  // [chunks, H] of records (sm90_split/forward/config.h) of one sequence, and a flag for each: not
+  // 0 once it is there. `share` of every 32 chunks come so (share.h); 0: none, both null.
+  const unsigned char* records;
+  const uint32_t* ready;
+  uint32_t share;
   int32_t tokens, heads, sequences;
   float scale, lower_bound;
   // bf16 instead of fp32, int64 instead of int32
