@@ -26,7 +26,13 @@
 namespace flash_kda::cuda::sm90 {
 namespace {
 
-__device__ __forceinline__ void service_role(const Params& params, const uint16_t* order,
+// What was queued before has ended when this is done.
+__device__ __forceinline__ void wait_for_inputs(const Params&) { ptx::wait_for_previous_kernels(); }
+// The preparation has waited for it before it let this kernel start.
+__device__ __forceinline__ void wait_for_inputs(const HelpedParams&) { __threadfence(); }
+
+template <typename P>
+__device__ __forceinline__ void service_role(const P& params, const uint16_t* order,
                                              uint32_t shared, Barriers barriers, int thread) {
   const int warp = __shfl_sync(~0U, thread >> 5, 0), lane = thread & 31;
   if (warp == 0) {
@@ -38,8 +44,8 @@ __device__ __forceinline__ void service_role(const Params& params, const uint16_
   }
 }
 
-__global__ void __launch_bounds__(kThreads, 1)
-    forward_kernel(const __grid_constant__ Params params) {
+template <typename P>
+__global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ P params) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = ptx::shared_address(memory);
   const int thread = threadIdx.x;
@@ -50,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // compiler runs the chain's products one at a time.
   if (thread == 0) {
     barriers.init();
-    ptx::wait_for_previous_kernels();
+    wait_for_inputs(params);
   }
   if (thread < 4) reinterpret_cast<uint32_t*>(memory + kSharedZeros)[thread] = 0;
   if (params.sort) {
@@ -74,17 +80,27 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-const void* forward_entry() { return reinterpret_cast<const void*>(forward_kernel); }
+const void* forward_entry() { return reinterpret_cast<const void*>(forward_kernel<Params>); }
 
-Status launch_forward(const Params& params, uint32_t ctas, cudaStream_t stream) {
+template <typename P>
+Status launch(const P& params, uint32_t ctas, cudaStream_t stream) {
   static PerDevice attributes;
   FLASH_KDA_RETURN_IF_ERROR(attributes.once([] {
-    return to_status(cudaFuncSetAttribute(
-                         forward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-                     "cudaFuncSetAttribute(cuda.sm90 forward)");
+    return to_status(
+        cudaFuncSetAttribute(forward_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             kSharedBytes),
+        "cudaFuncSetAttribute(cuda.sm90 forward)");
   }));
-  return launch_dependent("cuda.sm90 forward", forward_kernel, ctas, kThreads, kSharedBytes, params,
-                          stream);
+  return launch_dependent("cuda.sm90 forward", forward_kernel<P>, ctas, kThreads, kSharedBytes,
+                          params, stream);
+}
+
+Status launch_forward(const Params& params, uint32_t ctas, cudaStream_t stream) {
+  return launch(params, ctas, stream);
+}
+
+Status launch_helped(const HelpedParams& params, cudaStream_t stream) {
+  return launch(params, static_cast<uint32_t>(params.heads), stream);
 }
 
 }  // namespace flash_kda::cuda::sm90

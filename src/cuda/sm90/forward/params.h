@@ -19,16 +19,20 @@ struct Params {
   const void* initial_state;  // [N, H, 128, 128] or null
   void* final_state;          // likewise
   const void* cu_seqlens;     // [N + 1] or null
-  // [chunks, H] of records (sm90_split/forward/config.h) of one sequence, and a flag for each: not
-  // 0 once it is there. `share` of every 32 chunks come so (share.h); 0: none, both null.
-  const unsigned char* records;
-  const uint32_t* ready;
-  uint32_t share;
   int32_t tokens, heads, sequences;
   float scale, lower_bound;
   // bf16 instead of fp32, int64 instead of int32
   bool beta_bf16, A_log_bf16, dt_bias_bf16, initial_bf16, final_bf16, cu_seqlens_int64;
   bool sort;  // take long sequences first
+};
+
+// One sequence and a CTA for each of its heads, which get a share of the chunks as records.
+struct HelpedParams : Params {
+  // [chunks, H] of records (sm90_split/forward/config.h), and a flag for each: not
+  // 0 once it is there. `share` of every 32 chunks come so (share.h).
+  const unsigned char* records;
+  const uint32_t* ready;
+  uint32_t share;
 };
 
 }  // namespace flash_kda::cuda::sm90

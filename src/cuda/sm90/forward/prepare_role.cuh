@@ -49,7 +49,8 @@ struct PairChunks {
   int32_t row;
 
   // False past the last.
-  __device__ __forceinline__ bool settle(const Params& params, const uint16_t* order) {
+  template <typename P>
+  __device__ __forceinline__ bool settle(const P& params, const uint16_t* order) {
 #pragma unroll 1
     while (row >= item.chunks() * kChunk) {
       row -= item.chunks() * kChunk;
@@ -57,14 +58,19 @@ struct PairChunks {
     }
     return true;
   }
-  __device__ __forceinline__ bool start(const Params& params, const uint16_t* order, int pair) {
+  template <typename P>
+  __device__ __forceinline__ bool start(const P& params, const uint16_t* order, int pair) {
     row = pair * kChunk;
-    at.slot = pair;
+    // Chunk 0 is never a record.
+    while (pair > 0 && comes_as_record(params, row)) row += kChunk;
+    at.slot = row / kChunk;
     return nth_item(params, order, 0, item) && settle(params, order);
   }
-  __device__ __forceinline__ bool advance(const Params& params, const uint16_t* order) {
-    row += kPairs * kChunk;
-    at.slot += kPairs;
+  template <typename P>
+  __device__ __forceinline__ bool advance(const P& params, const uint16_t* order) {
+    const int32_t rows = rows_to_next(params, row);
+    row += rows;
+    at.slot += rows / kChunk;
     if (at.slot >= kStages) {
       at.slot -= kStages;
       at.parity ^= 1;
@@ -73,7 +79,8 @@ struct PairChunks {
   }
 };
 
-__device__ __forceinline__ void prepare_role(const Params& params, const uint16_t* order,
+template <typename P>
+__device__ __forceinline__ void prepare_role(const P& params, const uint16_t* order,
                                              uint32_t shared, Barriers barriers, int thread) {
   const int pair = __shfl_sync(~0U, thread / 64, 0);
   const PrepareLane self = prepare_lane(thread, shared);

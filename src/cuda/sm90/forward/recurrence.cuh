@@ -219,7 +219,8 @@ struct Chain {
   }
 };
 
-__device__ __forceinline__ void chain_role(const Params& params, const uint16_t* order,
+template <typename P>
+__device__ __forceinline__ void chain_role(const P& params, const uint16_t* order,
                                            uint32_t shared) {
   Chain chain;
   chain.shared = shared;
