@@ -14,7 +14,7 @@ namespace flash_kda::cuda::sm90 {
 // Whether the kernel's parameters can express a problem; the reason why not.
 Status check_params(const ForwardProblem& problem);
 
-// All but records, ready, share and sort, which are left null, 0 and false.
+// All but sort, which is left false.
 Status fill_params(const ForwardProblem& problem, Params* params);
 
 // At most one CTA per SM and at most one per sequence and head; heads and sequences above 0.

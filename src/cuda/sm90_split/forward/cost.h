@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/sm90/forward/share.h"
 #include "cuda/sm90_split/forward/config.h"
 
 namespace flash_kda::cuda::sm90_split {
@@ -17,7 +18,8 @@ struct Work {
   int64_t heads = 0;
   int64_t most_maps = 0;  // that the workspace holds
   int64_t multiprocessors = 0;
-  bool even = true;  // all sequences have the same length
+  bool even = true;      // all sequences have the same length
+  bool fusable = false;  // cuda.sm90 can run it, and one window holds all records
 };
 
 inline constexpr int64_t kWhole = int64_t{1} << 30;  // chunks of a segment: no sequence is cut
@@ -26,6 +28,9 @@ struct Division {
   int64_t segment_chunks = 0;
   int groups = 1;         // warpgroups of a block of the recurrence
   int64_t preparing = 0;  // multiprocessors that prepare beside the recurrence; 0: all, before it
+  // Above 0: cuda.sm90's kernel instead of the recurrence, which gets this share of the chunks, of
+  // 32, as records (sm90/forward/share.h).
+  int64_t share = 0;
   double microseconds = 0.0;
 };
 
@@ -96,6 +101,20 @@ inline Division divide_beside(const Work& work) {
   const double prepare = chunks * static_cast<double>(work.pairs) * kBesidePrepareCost /
                          static_cast<double>(division.preparing);
   division.microseconds = kBesideCost + std::max(chunks * kBesideChunkCost, prepare);
+  return division;
+}
+
+// One sequence by the fused kernel, a head to a multiprocessor; the others prepare a share of its
+// chunks.
+inline bool fits_helped(const Work& work, int64_t share) {
+  return work.fusable && work.pairs == work.heads && work.pairs < work.multiprocessors &&
+         sm90::records_before(static_cast<uint32_t>(work.chunks), static_cast<uint32_t>(share)) > 0;
+}
+inline Division divide_helped(const Work& work, int64_t share) {
+  Division division;
+  division.segment_chunks = kWhole;
+  division.preparing = work.multiprocessors - work.pairs;
+  division.share = share;
   return division;
 }
 
