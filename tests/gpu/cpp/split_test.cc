@@ -218,6 +218,33 @@ TEST(SplitDivision, CutsLongSequencesOfFewHeads) {
   work.chunks = 256;
   EXPECT_GT(choose_division(work).segment_chunks, 256);
   EXPECT_EQ(choose_division(work).preparing, 0);
+  // A head to a multiprocessor leaves four that help.
+  work.fusable = true;
+  EXPECT_GT(choose_division(work).share, 0);
+  EXPECT_EQ(choose_division(work).preparing, 4);
+}
+
+// Neither another share nor a share without records.
+TEST(SplitDivision, SharesThePreparationOut) {
+  Work work;
+  work.multiprocessors = 132;
+  work.fusable = true;
+  for (int64_t heads = 1; heads <= 140; ++heads) {
+    for (int64_t chunks : {0, 1, 2, 5, 31, 32, 256}) {
+      work.heads = work.pairs = heads;
+      work.chunks = chunks;
+      const int64_t share = helped_share(work);
+      if (share == 0) {
+        EXPECT_TRUE(heads >= 132 || chunks < 32) << heads << " heads, chunks " << chunks;
+        continue;
+      }
+      EXPECT_TRUE(fits_helped(work, share));
+      for (int64_t other = 1; other <= sm90::kMostShare; ++other) {
+        EXPECT_LE(helped_prepare_cost(work, share), helped_prepare_cost(work, other))
+            << heads << " heads, share " << share << " against " << other;
+      }
+    }
+  }
 }
 
 // As run_with counts them, which refuses a division with more.
@@ -255,11 +282,12 @@ TEST(SplitDivision, IsTheLeastOfAll) {
   for (int64_t sequences : {1, 2, 5, 33}) {
     for (int64_t heads : {1, 2, 3, 4, 6, 8, 11, 12, 16, 24, 36, 64}) {
       for (int64_t chunks : {1, 8, 16, 47, 64, 79, 256, 313, 1024, 2048, 31250}) {
-        for (bool even : {false, true}) {
+        for (int bits = 0; bits < 4; ++bits) {
+          work.even = (bits & 1) != 0;
+          work.fusable = (bits & 2) != 0;
           work.heads = heads;
           work.pairs = sequences * heads;
           work.chunks = chunks;
-          work.even = even;
           double least = divide(work, 1, chunks, 2).microseconds;
           const int64_t most =
               std::min(chunks / kLeastSegment, work.multiprocessors / work.pairs + 1);
@@ -272,6 +300,10 @@ TEST(SplitDivision, IsTheLeastOfAll) {
           }
           if (sequences == 1 && fits_beside(work)) {
             least = std::min(least, divide_beside(work).microseconds);
+          }
+          for (int64_t share = 1; share <= sm90::kMostShare; ++share) {
+            if (!fits_helped(work, share)) continue;
+            least = std::min(least, divide_helped(work, share).microseconds);
           }
           ASSERT_EQ(choose_division(work).microseconds, least)
               << sequences << " sequences of " << chunks << " chunks, heads " << heads;

@@ -9,6 +9,7 @@
 #include "cuda/sm90/forward/cost.h"
 #include "cuda/sm90/forward/kernel.h"
 #include "cuda/sm90_split/forward/cost.h"
+#include "cuda/sm90_split/forward/layout.h"
 #include "ops/forward/impls.h"
 
 namespace flash_kda::cuda::sm90 {
@@ -26,6 +27,8 @@ double split_microseconds(const ForwardProblem& problem, int64_t tokens, int64_t
   work.heads = problem.heads;
   work.most_maps = kUnbounded;
   work.multiprocessors = multiprocessors;
+  work.fusable =
+      work.chunks <= sm90_split::most_window_slots(problem.heads, sm90_split::kRecordBudget);
   const int64_t states = state_bytes(problem.initial_state) + state_bytes(problem.final_state);
   return sm90_split::total_microseconds(work) +
          static_cast<double>(work.pairs * states) / kBytesPerMicrosecond;
