@@ -1,5 +1,5 @@
-// What cuda.sm90_split alone has: windows, many segments, preparation beside the recurrence or for
-// cuda.sm90's kernel; its workspace and its choices.
+// What cuda.sm90_split alone has: windows, many segments, preparation beside the recurrence; its
+// workspace and its choices.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/common/device.h"
 #include "cuda/portable/forward/sizes.h"
-#include "cuda/sm90/forward/share.h"
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/divisor.h"
 #include "cuda/sm90_split/forward/layout.h"
@@ -25,46 +23,10 @@ using testing::divided;
 using testing::Exact;
 using testing::exact_forward;
 using testing::ForwardInputs;
-using testing::helped;
 using testing::split_target;
 using testing::Target;
 
-class SplitForward : public testing::GpuTest {
- protected:
-  // Against `reference` alone: two streams at once, each call over a workspace full of flags and
-  // records that are not its own.
-  static void expect_no_race(const Target& target, const Target& reference, int64_t batch,
-                             int64_t tokens) {
-    constexpr int kCalls = 300;
-    constexpr int64_t kHeads = 5;
-    ForwardInputs x[2] = {{batch, tokens, kHeads, {}, 1}, {batch, tokens, kHeads, {}, 2}};
-    ForwardInputs first[2] = {x[0], x[1]};
-    std::unique_ptr<DeviceCall> calls[2];
-    cudaStream_t streams[2] = {};
-    for (int i = 0; i < 2; ++i) {
-      run(reference, first[i].args());
-      check_cuda(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
-      calls[i] = std::make_unique<DeviceCall>(x[i].args());
-      queue(target, calls[i].get(), streams[i]);
-    }
-    const int64_t bytes = target.workspace_bytes(batch * tokens, kHeads, batch);
-    for (int n = 0; n < kCalls; ++n) {
-      for (int i = 0; i < 2; ++i) {
-        if (n % 3 == 0) {
-          check_cuda(cudaMemsetAsync(calls[i]->workspace(bytes), n % 2 + 1, bytes, streams[i]));
-        }
-        queue(target, calls[i].get(), streams[i]);
-      }
-      if (n % 10 != 9) continue;
-      for (int i = 0; i < 2; ++i) {
-        calls[i]->fetch();
-        ASSERT_EQ(x[i].out, first[i].out) << target.name << n;
-        ASSERT_EQ(x[i].final_state, first[i].final_state) << target.name << n;
-      }
-    }
-    for (cudaStream_t stream : streams) check_cuda(cudaStreamDestroy(stream));
-  }
-};
+using SplitForward = testing::GpuTest;
 INSTANTIATE_TEST_SUITE_P(Split, SplitForward,
                          ::testing::Values(testing::whole_target("split", kForward)));
 
@@ -74,16 +36,13 @@ TEST_P(SplitForward, WindowsAndSegments) {
     ForwardInputs x(1, 300, 2, offsets);
     const Exact exact = exact_forward(x.args());
     for (int64_t slots : {1, 2, 3, 7}) {
-      std::vector<Options> all(5);
+      std::vector<Options> all(4);
       all[1].segment_chunks = 1;
       all[2].segment_chunks = 2;
       all[3] = beside();
-      all[4].share = 13;  // can't be in several windows: as chosen
       for (Options& options : all) {
-        if (options.share == 0) {
-          if (options.segment_chunks == 0) options.segment_chunks = kWhole;
-          if (options.groups == 0) options.groups = 1 + static_cast<int>(slots % 2);
-        }
+        if (options.segment_chunks == 0) options.segment_chunks = kWhole;
+        if (options.groups == 0) options.groups = 1 + static_cast<int>(slots % 2);
         options.record_budget = slots * 2 * kRecordBytes;
         expect_near(split_target("windows", options), x.args(), exact,
                     "windows of " + std::to_string(slots));
@@ -102,77 +61,37 @@ TEST_P(SplitForward, ManySequences) {
   }
 }
 
+// Two streams at once, each call over a workspace full of flags and records that are not its own.
 TEST_P(SplitForward, NoRaceBesidePreparation) {
+  constexpr int kCalls = 300;
   const Target side_by_side = split_target("beside", beside());
   for (int64_t tokens : {70, 1500}) {
-    expect_no_race(side_by_side, divided(kWhole, 1), 2, tokens);
-    for (int64_t share : {13, 21}) expect_no_race(helped(share), helped(share), 1, tokens);
-  }
-}
-
-// From no record at all to the most. With cu_seqlens there may be fewer chunks than the host
-// counts.
-TEST_P(SplitForward, HelpedSequencesOfAnyLength) {
-  for (int64_t tokens : {33, 64, 96, 97, 300, 1025}) {
-    for (const std::vector<int64_t>& offsets :
-         {std::vector<int64_t>{}, {0, tokens}, {0, tokens - 32}, {0, 20}, {0, 0}}) {
-      ForwardInputs x(1, tokens, 3, offsets);
-      const Exact exact = exact_forward(x.args());
-      for (int64_t share : {1, 2, 13, 21}) {
-        const std::string length = offsets.empty() ? "all" : std::to_string(offsets.back());
-        expect_near(helped(share), x.args(), exact,
-                    length + " of " + std::to_string(tokens) + ", share " + std::to_string(share));
+    ForwardInputs x[2] = {{2, tokens, 5, {}, 1}, {2, tokens, 5, {}, 2}};
+    ForwardInputs first[2] = {x[0], x[1]};
+    std::unique_ptr<DeviceCall> calls[2];
+    cudaStream_t streams[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      run(divided(kWhole, 1), first[i].args());
+      check_cuda(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+      calls[i] = std::make_unique<DeviceCall>(x[i].args());
+      queue(side_by_side, calls[i].get(), streams[i]);
+    }
+    const int64_t bytes = side_by_side.workspace_bytes(2 * tokens, 5, 2);
+    for (int n = 0; n < kCalls; ++n) {
+      for (int i = 0; i < 2; ++i) {
+        if (n % 3 == 0) {
+          check_cuda(cudaMemsetAsync(calls[i]->workspace(bytes), n % 2 + 1, bytes, streams[i]));
+        }
+        queue(side_by_side, calls[i].get(), streams[i]);
+      }
+      if (n % 10 != 9) continue;
+      for (int i = 0; i < 2; ++i) {
+        calls[i]->fetch();
+        ASSERT_EQ(x[i].out, first[i].out) << n;
+        ASSERT_EQ(x[i].final_state, first[i].final_state) << n;
       }
     }
-  }
-}
-
-// The two preparations differ in some bits of their results, and so do both together from either.
-TEST_P(SplitForward, HelpedTakesOwnChunksAndRecords) {
-  ForwardInputs helped_x(1, 300, 3), fused_x = helped_x, split_x = helped_x;
-  run(helped(13), helped_x.args());
-  run(testing::whole_target("sm90", sm90::kForward), fused_x.args());
-  run(divided(kWhole, 1), split_x.args());
-  EXPECT_NE(helped_x.out, fused_x.out);
-  EXPECT_NE(helped_x.out, split_x.out);
-}
-
-// Down to one multiprocessor that prepares, and none, where it can't be.
-TEST_P(SplitForward, HelpedByFew) {
-  const DeviceProperties* device = nullptr;
-  ASSERT_TRUE(device_properties(0, &device).ok());
-  for (int64_t preparing : {2, 1, 0}) {
-    ForwardInputs x(1, 130, device->multiprocessors - preparing);
-    expect_near(helped(21), x.args(), exact_forward(x.args()),
-                std::to_string(preparing) + " multiprocessors prepare");
-  }
-}
-
-TEST_P(SplitForward, HelpedMalformedOffsetsAreMemorySafe) {
-  for (const std::vector<int64_t>& offsets : {std::vector<int64_t>{90, 10},
-                                              {-5, 1000000},
-                                              {50, int64_t{1} << 40},
-                                              {int64_t{1} << 40, -(int64_t{1} << 40)}}) {
-    ForwardInputs x(1, 196, 2, {0, 196});
-    DeviceCall call(x.args());
-    check_cuda(cudaMemcpy(call.args().cu_seqlens.data, offsets.data(), 16, cudaMemcpyHostToDevice));
-    queue(helped(21), &call);
-    call.fetch();
-    EXPECT_TRUE(call.guards_intact());
-  }
-}
-
-TEST(SplitShare, NumbersTheRecords) {
-  for (uint32_t share = 1; share <= sm90::kMostShare; ++share) {
-    uint32_t records = 0, in_a_row = 0;
-    for (uint32_t chunk = 0; chunk < 40000; ++chunk) {
-      ASSERT_EQ(sm90::records_before(chunk, share), records) << chunk << ", share " << share;
-      in_a_row = sm90::is_record(chunk, share) ? in_a_row + 1 : 0;
-      if (in_a_row > 0) {
-        ASSERT_EQ(sm90::record_chunk(records++, share), chunk) << share;
-      }
-      ASSERT_LE(in_a_row, 2) << chunk << ", share " << share;
-    }
+    for (cudaStream_t stream : streams) check_cuda(cudaStreamDestroy(stream));
   }
 }
 
@@ -218,33 +137,6 @@ TEST(SplitDivision, CutsLongSequencesOfFewHeads) {
   work.chunks = 256;
   EXPECT_GT(choose_division(work).segment_chunks, 256);
   EXPECT_EQ(choose_division(work).preparing, 0);
-  // A head to a multiprocessor leaves four that help.
-  work.fusable = true;
-  EXPECT_GT(choose_division(work).share, 0);
-  EXPECT_EQ(choose_division(work).preparing, 4);
-}
-
-// Neither another share nor a share without records.
-TEST(SplitDivision, SharesThePreparationOut) {
-  Work work;
-  work.multiprocessors = 132;
-  work.fusable = true;
-  for (int64_t heads = 1; heads <= 140; ++heads) {
-    for (int64_t chunks : {0, 1, 2, 5, 31, 32, 256}) {
-      work.heads = work.pairs = heads;
-      work.chunks = chunks;
-      const int64_t share = helped_share(work);
-      if (share == 0) {
-        EXPECT_TRUE(heads >= 132 || chunks < 32) << heads << " heads, chunks " << chunks;
-        continue;
-      }
-      EXPECT_TRUE(fits_helped(work, share));
-      for (int64_t other = 1; other <= sm90::kMostShare; ++other) {
-        EXPECT_LE(helped_prepare_cost(work, share), helped_prepare_cost(work, other))
-            << heads << " heads, share " << share << " against " << other;
-      }
-    }
-  }
 }
 
 // As run_with counts them, which refuses a division with more.
@@ -282,12 +174,11 @@ TEST(SplitDivision, IsTheLeastOfAll) {
   for (int64_t sequences : {1, 2, 5, 33}) {
     for (int64_t heads : {1, 2, 3, 4, 6, 8, 11, 12, 16, 24, 36, 64}) {
       for (int64_t chunks : {1, 8, 16, 47, 64, 79, 256, 313, 1024, 2048, 31250}) {
-        for (int bits = 0; bits < 4; ++bits) {
-          work.even = (bits & 1) != 0;
-          work.fusable = (bits & 2) != 0;
+        for (bool even : {false, true}) {
           work.heads = heads;
           work.pairs = sequences * heads;
           work.chunks = chunks;
+          work.even = even;
           double least = divide(work, 1, chunks, 2).microseconds;
           const int64_t most =
               std::min(chunks / kLeastSegment, work.multiprocessors / work.pairs + 1);
@@ -300,10 +191,6 @@ TEST(SplitDivision, IsTheLeastOfAll) {
           }
           if (sequences == 1 && fits_beside(work)) {
             least = std::min(least, divide_beside(work).microseconds);
-          }
-          for (int64_t share = 1; share <= sm90::kMostShare; ++share) {
-            if (!fits_helped(work, share)) continue;
-            least = std::min(least, divide_helped(work, share).microseconds);
           }
           ASSERT_EQ(choose_division(work).microseconds, least)
               << sequences << " sequences of " << chunks << " chunks, heads " << heads;

@@ -13,7 +13,6 @@
 
 #include "cpp/cpu_inputs.h"
 #include "cuda/portable/forward/impl.h"
-#include "cuda/sm90/forward/share.h"
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/impl.h"
 #include "gpu/cpp/device_call.h"
@@ -74,15 +73,8 @@ inline cuda::sm90_split::Options beside() {
   return options;
 }
 
-// One sequence by cuda.sm90's kernel, for which idle multiprocessors prepare so many of 32 chunks.
-inline Target helped(int64_t share) {
-  cuda::sm90_split::Options options;
-  options.share = share;
-  return split_target("split_helped" + std::to_string(share), options);
-}
-
 // cuda.sm90_split whole by halves and by heads, and in segments, the shortest and an uneven one
-// among them; with cuda.sm90's kernel, the most records that it can take among them.
+// among them.
 inline const std::vector<Target>& targets() {
   static const std::vector<Target> all = {
       whole_target("recurrent", cuda::recurrent::kForward),
@@ -92,8 +84,6 @@ inline const std::vector<Target>& targets() {
       divided(kWhole, 1),
       divided(kWhole, 2),
       split_target("split_beside", beside()),
-      helped(13),
-      helped(cuda::sm90::kMostShare),
       divided(1, 2),
       divided(3, 1),
       divided(8, 2),

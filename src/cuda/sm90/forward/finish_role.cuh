@@ -28,9 +28,9 @@ __device__ __forceinline__ float beta_value(const Params& params, uint32_t logit
   return sigmoid(params.beta_bf16 ? ptx::low_bf16(logit) : __uint_as_float(logit));
 }
 
-template <typename P>
-__device__ __forceinline__ void finish_role(const P& params, const uint16_t* order, uint32_t shared,
-                                            Barriers barriers, int pair, int lane) {
+__device__ __forceinline__ void finish_role(const Params& params, const uint16_t* order,
+                                            uint32_t shared, Barriers barriers, int pair,
+                                            int lane) {
   Finish self{.lane = lane,
               .stage = 0,
               .scratch = shared + kSharedScratch + pair * kScratchBytes,
@@ -45,14 +45,13 @@ __device__ __forceinline__ void finish_role(const P& params, const uint16_t* ord
     uint32_t logit = 0;
 #pragma unroll 1
     for (int32_t row = 0; row < item.length; row += kChunk, at.advance()) {
-      if (comes_as_record(params, row)) continue;
       const bool mine = turn == pair;
       turn = turn + 1 == kPairs ? 0 : turn + 1;
       if (!mine) continue;
       if (fresh) logit = fetch_beta(params, item, row, lane);
       fresh = false;
       const float beta = beta_value(params, logit);
-      logit = fetch_beta(params, item, row + rows_to_next(params, row), lane);
+      logit = fetch_beta(params, item, row + kPairs * kChunk, lane);
       self.stage = shared + kSharedStages + at.slot * kStageBytes;
       self.tilt = chunk_tilt(row / kChunk);
       ptx::mbarrier_wait(barriers.partial(pair), parity);

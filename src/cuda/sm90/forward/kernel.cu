@@ -26,13 +26,7 @@
 namespace flash_kda::cuda::sm90 {
 namespace {
 
-// What was queued before has ended when this is done.
-__device__ __forceinline__ void wait_for_inputs(const Params&) { ptx::wait_for_previous_kernels(); }
-// The preparation has waited for it before it let this kernel start.
-__device__ __forceinline__ void wait_for_inputs(const HelpedParams&) { __threadfence(); }
-
-template <typename P>
-__device__ __forceinline__ void service_role(const P& params, const uint16_t* order,
+__device__ __forceinline__ void service_role(const Params& params, const uint16_t* order,
                                              uint32_t shared, Barriers barriers, int thread) {
   const int warp = __shfl_sync(~0U, thread >> 5, 0), lane = thread & 31;
   if (warp == 0) {
@@ -44,8 +38,8 @@ __device__ __forceinline__ void service_role(const P& params, const uint16_t* or
   }
 }
 
-template <typename P>
-__global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_constant__ P params) {
+__global__ void __launch_bounds__(kThreads, 1)
+    forward_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t memory[];
   const uint32_t shared = ptx::shared_address(memory);
   const int thread = threadIdx.x;
@@ -56,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
   // compiler runs the chain's products one at a time.
   if (thread == 0) {
     barriers.init();
-    wait_for_inputs(params);
+    ptx::wait_for_previous_kernels();
   }
   if (thread < 4) reinterpret_cast<uint32_t*>(memory + kSharedZeros)[thread] = 0;
   if (params.sort) {
@@ -80,27 +74,17 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(const __grid_const
 
 }  // namespace
 
-const void* forward_entry() { return reinterpret_cast<const void*>(forward_kernel<Params>); }
-
-template <typename P>
-Status launch(const P& params, uint32_t ctas, cudaStream_t stream) {
-  static PerDevice attributes;
-  FLASH_KDA_RETURN_IF_ERROR(attributes.once([] {
-    return to_status(
-        cudaFuncSetAttribute(forward_kernel<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kSharedBytes),
-        "cudaFuncSetAttribute(cuda.sm90 forward)");
-  }));
-  return launch_dependent("cuda.sm90 forward", forward_kernel<P>, ctas, kThreads, kSharedBytes,
-                          params, stream);
-}
+const void* forward_entry() { return reinterpret_cast<const void*>(forward_kernel); }
 
 Status launch_forward(const Params& params, uint32_t ctas, cudaStream_t stream) {
-  return launch(params, ctas, stream);
-}
-
-Status launch_helped(const HelpedParams& params, cudaStream_t stream) {
-  return launch(params, static_cast<uint32_t>(params.heads), stream);
+  static PerDevice attributes;
+  FLASH_KDA_RETURN_IF_ERROR(attributes.once([] {
+    return to_status(cudaFuncSetAttribute(
+                         forward_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+                     "cudaFuncSetAttribute(cuda.sm90 forward)");
+  }));
+  return launch_dependent("cuda.sm90 forward", forward_kernel, ctas, kThreads, kSharedBytes, params,
+                          stream);
 }
 
 }  // namespace flash_kda::cuda::sm90

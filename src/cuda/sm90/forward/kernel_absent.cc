@@ -9,8 +9,4 @@ Status launch_forward(const Params&, uint32_t, cudaStream_t) {
   return Status::unsupported("not in this build, which lacks the architecture 90a");
 }
 
-Status launch_helped(const HelpedParams&, cudaStream_t) {
-  return Status::unsupported("not in this build, which lacks the architecture 90a");
-}
-
 }  // namespace flash_kda::cuda::sm90

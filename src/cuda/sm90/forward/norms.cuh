@@ -63,9 +63,8 @@ __device__ __forceinline__ void write_norms(uint32_t stage, int lane) {
   }
 }
 
-template <typename P>
-__device__ __forceinline__ void norm_role(const P& params, const uint16_t* order, uint32_t shared,
-                                          Barriers barriers, int lane) {
+__device__ __forceinline__ void norm_role(const Params& params, const uint16_t* order,
+                                          uint32_t shared, Barriers barriers, int lane) {
   StageCursor at;
   Item item;
 #pragma unroll 1
@@ -74,10 +73,8 @@ __device__ __forceinline__ void norm_role(const P& params, const uint16_t* order
     for (int32_t row = 0; row < item.length; row += kChunk, at.advance()) {
       const uint32_t stage = shared + kSharedStages + at.slot * kStageBytes;
       ptx::mbarrier_wait(barriers.raw(at.slot), at.parity);
-      if (!comes_as_record(params, row)) {
-        if (item.length - row < kChunk) blank_tail(stage, item.length - row, lane);
-        write_norms(stage, lane);
-      }
+      if (item.length - row < kChunk) blank_tail(stage, item.length - row, lane);
+      write_norms(stage, lane);
       warp_arrive(barriers.normed(at.slot));
     }
   }

@@ -26,13 +26,4 @@ struct Params {
   bool sort;  // take long sequences first
 };
 
-// One sequence and a CTA for each of its heads, which get a share of the chunks as records.
-struct HelpedParams : Params {
-  // [chunks, H] of records (sm90_split/forward/config.h), and a flag for each: not
-  // 0 once it is there. `share` of every 32 chunks come so (share.h).
-  const unsigned char* records;
-  const uint32_t* ready;
-  uint32_t share;
-};
-
 }  // namespace flash_kda::cuda::sm90

@@ -49,8 +49,7 @@ struct PairChunks {
   int32_t row;
 
   // False past the last.
-  template <typename P>
-  __device__ __forceinline__ bool settle(const P& params, const uint16_t* order) {
+  __device__ __forceinline__ bool settle(const Params& params, const uint16_t* order) {
 #pragma unroll 1
     while (row >= item.chunks() * kChunk) {
       row -= item.chunks() * kChunk;
@@ -58,19 +57,14 @@ struct PairChunks {
     }
     return true;
   }
-  template <typename P>
-  __device__ __forceinline__ bool start(const P& params, const uint16_t* order, int pair) {
+  __device__ __forceinline__ bool start(const Params& params, const uint16_t* order, int pair) {
     row = pair * kChunk;
-    // Chunk 0 is never a record.
-    while (pair > 0 && comes_as_record(params, row)) row += kChunk;
-    at.slot = row / kChunk;
+    at.slot = pair;
     return nth_item(params, order, 0, item) && settle(params, order);
   }
-  template <typename P>
-  __device__ __forceinline__ bool advance(const P& params, const uint16_t* order) {
-    const int32_t rows = rows_to_next(params, row);
-    row += rows;
-    at.slot += rows / kChunk;
+  __device__ __forceinline__ bool advance(const Params& params, const uint16_t* order) {
+    row += kPairs * kChunk;
+    at.slot += kPairs;
     if (at.slot >= kStages) {
       at.slot -= kStages;
       at.parity ^= 1;
@@ -79,8 +73,7 @@ struct PairChunks {
   }
 };
 
-template <typename P>
-__device__ __forceinline__ void prepare_role(const P& params, const uint16_t* order,
+__device__ __forceinline__ void prepare_role(const Params& params, const uint16_t* order,
                                              uint32_t shared, Barriers barriers, int thread) {
   const int pair = __shfl_sync(~0U, thread / 64, 0);
   const PrepareLane self = prepare_lane(thread, shared);

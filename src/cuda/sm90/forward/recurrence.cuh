@@ -219,8 +219,7 @@ struct Chain {
   }
 };
 
-template <typename P>
-__device__ __forceinline__ void chain_role(const P& params, const uint16_t* order,
+__device__ __forceinline__ void chain_role(const Params& params, const uint16_t* order,
                                            uint32_t shared) {
   Chain chain;
   chain.shared = shared;

@@ -4,7 +4,6 @@
 
 #include "cuda/sm90/forward/config.h"
 #include "cuda/sm90/forward/params.h"
-#include "cuda/sm90/forward/share.h"
 
 namespace flash_kda::cuda::sm90 {
 
@@ -48,35 +47,6 @@ __device__ __forceinline__ bool nth_item(const Params& params, const uint16_t* o
   item.sequence = static_cast<int32_t>(params.sort ? order[rank] : rank);
   locate(params, item);
   return true;
-}
-
-__device__ __forceinline__ bool nth_item(const HelpedParams& params, const uint16_t*, uint32_t k,
-                                         Item& item) {
-  if (k != 0) return false;
-  item.head = static_cast<int32_t>(blockIdx.x);
-  item.sequence = 0;
-  locate(params, item);
-  return true;
-}
-
-// Whether the chunk of a sequence that begins at `row` comes as a record.
-__device__ __forceinline__ constexpr bool comes_as_record(const Params&, int32_t) { return false; }
-__device__ __forceinline__ bool comes_as_record(const HelpedParams& params, int32_t row) {
-  return is_record(static_cast<uint32_t>(row) / kChunk, params.share);
-}
-
-// Rows from a chunk that a pair prepares to the next one that it prepares.
-__device__ __forceinline__ constexpr int32_t rows_to_next(const Params&, int32_t) {
-  return kPairs * kChunk;
-}
-__device__ __forceinline__ int32_t rows_to_next(const HelpedParams& params, int32_t row) {
-  const int32_t from = row;
-#pragma unroll 1
-  for (int i = 0; i < kPairs; ++i) {
-    do row += kChunk;
-    while (comes_as_record(params, row));
-  }
-  return row - from;
 }
 
 // order[rank] = sequence, longest first, by all threads of the CTA; lengths holds as many numbers.

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda/sm90/forward/share.h"
 #include "cuda/sm90_split/forward/config.h"
 
 namespace flash_kda::cuda::sm90_split {
@@ -18,8 +17,7 @@ struct Work {
   int64_t heads = 0;
   int64_t most_maps = 0;  // that the workspace holds
   int64_t multiprocessors = 0;
-  bool even = true;      // all sequences have the same length
-  bool fusable = false;  // cuda.sm90 can run it, and one window holds all records
+  bool even = true;  // all sequences have the same length
 };
 
 inline constexpr int64_t kWhole = int64_t{1} << 30;  // chunks of a segment: no sequence is cut
@@ -28,9 +26,6 @@ struct Division {
   int64_t segment_chunks = 0;
   int groups = 1;         // warpgroups of a block of the recurrence
   int64_t preparing = 0;  // multiprocessors that prepare beside the recurrence; 0: all, before it
-  // Above 0: cuda.sm90's kernel instead of the recurrence, which gets this share of the chunks, of
-  // 32, as records (sm90/forward/share.h).
-  int64_t share = 0;
   double microseconds = 0.0;
 };
 
@@ -46,13 +41,6 @@ inline constexpr double kBesidePrepareCost = 1.75;
 inline constexpr double kBesideChunkCost = 0.90;
 inline constexpr double kBesideCost = 28.0;
 inline constexpr int64_t kLeastPreparing = 16;
-// The fused kernel beside helpers: a chunk of its own preparation and of its chain, to a CTA; a
-// record, to a multiprocessor that prepares; until the first records are there, and the start and
-// end of both kernels.
-inline constexpr double kHelpedPrepareCost = 2.0;
-inline constexpr double kHelpedChainCost = 1.3;
-inline constexpr double kHelperRecordCost = 1.9;
-inline constexpr double kHelpedCost = 20.0;
 // Of a step of the merge, by clusters of 8, of 4 and of 2 blocks, the last for each pair if that is
 // more; of the start and end of a kernel.
 inline constexpr double kMergeStepCost8 = 0.55;
@@ -111,43 +99,6 @@ inline Division divide_beside(const Work& work) {
   return division;
 }
 
-// One sequence by the fused kernel, a head to a multiprocessor; the others prepare a share of its
-// chunks.
-inline bool fits_helped(const Work& work, int64_t share) {
-  return work.fusable && work.pairs == work.heads && work.pairs < work.multiprocessors &&
-         sm90::records_before(static_cast<uint32_t>(work.chunks), static_cast<uint32_t>(share)) > 0;
-}
-// Of a chunk, to the two preparations, which run at the same time.
-inline double helped_prepare_cost(const Work& work, int64_t share) {
-  const double records = static_cast<double>(share) / sm90::kShareUnit;  // of a chunk of one head
-  const double a_helper = static_cast<double>(work.pairs) /
-                          static_cast<double>(work.multiprocessors - work.pairs) * records;
-  return std::max((1.0 - records) * kHelpedPrepareCost, a_helper * kHelperRecordCost);
-}
-inline Division divide_helped(const Work& work, int64_t share) {
-  Division division;
-  division.segment_chunks = kWhole;
-  division.preparing = work.multiprocessors - work.pairs;
-  division.share = share;
-  division.microseconds =
-      kHelpedCost + static_cast<double>(work.chunks) *
-                        std::max(kHelpedChainCost, helped_prepare_cost(work, share));
-  return division;
-}
-// The share that lets them end together; 0: none fits.
-inline int64_t helped_share(const Work& work) {
-  constexpr int64_t kMost = sm90::kMostShare;
-  if (!fits_helped(work, kMost)) return 0;
-  const auto helpers = static_cast<double>(work.multiprocessors - work.pairs);
-  const double own = helpers * kHelpedPrepareCost;
-  const double records = static_cast<double>(work.pairs) * kHelperRecordCost;
-  const auto even = static_cast<int64_t>(sm90::kShareUnit * own / (own + records));
-  const int64_t less = std::clamp<int64_t>(even, 1, kMost), more = std::min(less + 1, kMost);
-  const bool fewer = helped_prepare_cost(work, less) <= helped_prepare_cost(work, more);
-  const int64_t share = fewer ? less : more;
-  return fits_helped(work, share) ? share : 0;
-}
-
 // Every sequence in `segments` segments of so many chunks, the last one shorter; 1: whole.
 inline Division divide(const Work& work, int64_t segments, int64_t segment_chunks, int groups) {
   Division division;
@@ -200,10 +151,6 @@ inline Division choose_division(const Work& work) {
   // One sequence: of several, a window may hold parts that its pieces do not begin with.
   if (sequences == 1 && fits_beside(work)) {
     const Division division = divide_beside(work);
-    if (division.microseconds < best.microseconds) best = division;
-  }
-  if (const int64_t share = helped_share(work); share > 0) {
-    const Division division = divide_helped(work, share);
     if (division.microseconds < best.microseconds) best = division;
   }
   return best;

@@ -11,7 +11,6 @@
 #include "cuda/common/device.h"
 #include "cuda/portable/forward/launch.h"
 #include "cuda/portable/forward/sizes.h"
-#include "cuda/sm90/forward/kernel.h"
 #include "cuda/sm90_split/forward/cost.h"
 #include "cuda/sm90_split/forward/launch.h"
 #include "cuda/sm90_split/forward/layout.h"
@@ -55,11 +54,6 @@ Division division_of(const ForwardProblem& p, const Layout& layout, const Option
   work.most_maps = layout.most_maps;
   work.multiprocessors = device.multiprocessors;
   work.even = !p.cu_seqlens;
-  const bool free = options.segment_chunks == 0 && options.groups == 0;
-  work.fusable = free && layout.windows == 1 && p.sequences == 1 && sm90::check_params(p).ok();
-  if (options.share > 0 && fits_helped(work, options.share)) {
-    return divide_helped(work, options.share);
-  }
   Division division =
       options.beside && fits_beside(work) ? divide_beside(work) : choose_division(work);
   if (options.segment_chunks != 0) division.segment_chunks = options.segment_chunks;
@@ -68,18 +62,6 @@ Division division_of(const ForwardProblem& p, const Layout& layout, const Option
     division.preparing = 0;
   }
   return division;
-}
-
-// The fused kernel beside the preparation of its records, those of one window.
-Status run_helped(const ForwardProblem& p, const RecordParams& records, int64_t preparing) {
-  auto* stream = static_cast<cudaStream_t>(p.stream);
-  sm90::HelpedParams fused = {};
-  FLASH_KDA_RETURN_IF_ERROR(sm90::fill_params(p, &fused));
-  fused.records = records.prepare.records;
-  fused.ready = records.ready;
-  fused.share = records.share;
-  FLASH_KDA_RETURN_IF_ERROR(launch_records(records, preparing, stream));
-  return sm90::launch_helped(fused, stream);
 }
 
 Status run(const ForwardProblem& p, void* workspace, int64_t workspace_size) {
@@ -114,11 +96,6 @@ Status run_with(const Options& options, const ForwardProblem& p, void* workspace
   records.prepare = portable::prepare_params(p, plan);
   records.prepare.records = layout.records.in(workspace);
   if (division.preparing > 0 && p.tokens > 0) records.ready = layout.ready.in(workspace);
-  if (division.share > 0) {
-    records.share = static_cast<uint32_t>(division.share);
-    records.prepare.window = {0, static_cast<int32_t>(layout.slots)};
-    return run_helped(p, records, division.preparing);
-  }
   const int64_t chunks =
       p.cu_seqlens ? (layout.slots + p.sequences - 1) / p.sequences : portable::slots_of(p.tokens);
   records.piece = static_cast<int32_t>(

@@ -12,10 +12,7 @@ struct Options {
   int64_t record_budget = kRecordBudget;  // bytes; fewer make more windows
   int64_t segment_chunks = 0;             // of a segment, up to 2^30; 0: chosen
   int groups = 0;                         // warpgroups of a block, 1 or 2; 0: chosen
-  // Where that can be, else as chosen: preparation beside the recurrence; so many of 32 chunks for
-  // cuda.sm90's kernel (sm90/forward/share.h).
-  bool beside = false;
-  int64_t share = 0;
+  bool beside = false;  // preparation beside the recurrence, where that can be; else as chosen
 };
 
 int64_t workspace_bytes_with(const Options& options, int64_t tokens_total, int64_t heads,

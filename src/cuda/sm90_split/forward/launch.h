@@ -10,8 +10,7 @@
 namespace flash_kda::cuda::sm90_split {
 
 // Writes the records of a window: of `params`, prepare, ready and piece. With flags (ready) it
-// takes so many multiprocessors, and the next kernel may run on the others meanwhile. With a share
-// there is one sequence, a record among its chunks, flags, and no need of a piece.
+// takes so many multiprocessors, and the next kernel may run on the others meanwhile.
 Status launch_records(RecordParams params, int64_t multiprocessors, cudaStream_t stream);
 
 // Where sequences are cut: the states after the first segments and the maps of the others but the

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/portable/forward/sizes.h"
+#include "cuda/sm90_split/forward/config.h"
 
 namespace flash_kda::cuda::sm90_split {
 
@@ -12,7 +13,7 @@ Layout make_layout(int64_t tokens_total, int64_t heads, int64_t sequences, int64
   if (heads == 0 || sequences == 0) return layout;
   layout.slots = portable::most_slots(tokens_total, sequences);
   const int64_t slot_bytes = heads * kRecordBytes;
-  const int64_t most = most_window_slots(heads, budget);
+  const int64_t most = std::max<int64_t>(budget / slot_bytes, 1);
   layout.windows = (layout.slots + most - 1) / most;
   layout.slots_per_window = (layout.slots + layout.windows - 1) / layout.windows;
   if (layout.slots >= least_cut) {

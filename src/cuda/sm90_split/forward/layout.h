@@ -1,11 +1,9 @@
 // How the split forward divides its work into windows of slots, and the workspace that it needs.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "common/workspace.h"
-#include "cuda/sm90_split/forward/config.h"
 
 namespace flash_kda::cuda::sm90_split {
 
@@ -24,11 +22,6 @@ struct Layout {
   WorkspaceBuffer<float> carry[2];  // in turn from window to window
   int64_t bytes = 0;
 };
-
-// Slots that a window may have.
-constexpr int64_t most_window_slots(int64_t heads, int64_t budget) {
-  return std::max<int64_t>(budget / (heads * kRecordBytes), 1);
-}
 
 // For problems of these totals; every extent is at least 0. Neither bytes nor any buffer shrinks
 // when an argument grows, those on segments apart. `budget`: most bytes of records, unless one slot

@@ -28,15 +28,12 @@ __host__ __device__ constexpr int phi_index(int row_tile, int column_tile, int l
 // Preparation makes the records in an order in which all chains can go on at once: the slots of a
 // window count as pieces of `piece` slots, from which it takes one slot each, then the next. Beside
 // the chains that is from the first on; before them from the last, so that what they read first is
-// still in the L2 cache. Where only a share of the chunks is prepared, the first records come first
-// too, and `piece` counts records.
+// still in the L2 cache.
 struct RecordParams {
   portable::PrepareParams prepare;
   uint32_t* ready = nullptr;  // as in SplitParams
   int32_t piece = 1;
   int32_t pieces = 1;
-  // Above 0: of every 32 chunks of the one sequence so many, which sm90/forward/share.h picks.
-  uint32_t share = 0;
   Divisor by_heads, by_pieces, by_sequence_slots;  // the last for fixed length
 };
 

@@ -24,7 +24,7 @@
 //   4  these have been read            waits until the operands have been read: rows may come
 //   5  T and M are there
 //
-// Beside the recurrence, which may also be cuda.sm90's kernel, who waits for whom:
+// Beside the recurrence, who waits for whom:
 //   * This kernel waits for all kernels before it. Then each pair clears the flags of its own
 //     records and fences, and only when all have done so does the block let the next kernel start,
 //     whose blocks come once all blocks of this one have: none can read a flag of an earlier call.
@@ -46,7 +46,6 @@
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/sm90/forward/share.h"
 #include "cuda/sm90_split/forward/config.h"
 #include "cuda/sm90_split/forward/launch.h"
 #include "cuda/sm90_split/forward/shared_memory.cuh"
@@ -243,7 +242,7 @@ __device__ __forceinline__ void clear_flags(const RecordParams& p, const Pair<kP
   const uint32_t stride = kPairThreads * pair.step();
   const uint32_t thread = threadIdx.x % kPairThreads;
   for (uint32_t item = pair.first() + thread * pair.step(); item < items_of(p); item += stride) {
-    const Item it = item_of<true>(p, item);
+    const Item it = item_of(p, item);
     if (static_cast<int32_t>(it.place) < p.prepare.window.slots) {
       p.ready[it.place * p.prepare.heads + it.head] = 0;
     }
@@ -293,7 +292,7 @@ __device__ __forceinline__ Work prepare_chunk(const RecordParams& params, const 
   pair.sync();
   Work next;
   if constexpr (kPairs > 1) {
-    next = find_work<true>(params, work.item + pair.step(), pair.step());
+    next = find_work(params, work.item + pair.step(), pair.step());
     if (next.record >= 0) fetch_rows(p, next.chunk, pair);
   }
   finish_triangles(work.chunk.tilt, beta, pair, own);
@@ -307,12 +306,11 @@ __device__ __forceinline__ Work prepare_chunk(const RecordParams& params, const 
   return next;
 }
 
-// kPairs of a block; several beside the recurrence, one before it.
+// kPairs of a block.
 template <int kPairs>
 __global__ void __maxnreg__(kRegisters) prepare_kernel(const __grid_constant__ RecordParams p) {
   extern __shared__ __align__(1024) unsigned char prepare_shared[];
   ptx::wait_for_previous_kernels();
-  constexpr bool kBeside = kPairs > 1;
   const int thread = static_cast<int>(threadIdx.x);
   Pair<kPairs> pair;
   pair.number = __shfl_sync(0xffffffffU, thread / kPairThreads, 0);
@@ -321,9 +319,9 @@ __global__ void __maxnreg__(kRegisters) prepare_kernel(const __grid_constant__ R
   pair.at.lane = thread % kWarp;
   pair.at.g = pair.at.lane >> 2;
   pair.at.c = pair.at.lane & 3;
-  Work work = find_work<kBeside>(p, pair.first(), pair.step());
+  Work work = find_work(p, pair.first(), pair.step());
   if (work.record >= 0) fetch_rows(p.prepare, work.chunk, pair);
-  if constexpr (kBeside) clear_flags(p, pair);
+  if (p.ready != nullptr) clear_flags(p, pair);
   ptx::let_next_kernel_start();
   int32_t before = -1;
 #pragma unroll 1
@@ -333,7 +331,7 @@ __global__ void __maxnreg__(kRegisters) prepare_kernel(const __grid_constant__ R
     before = record;
   }
   if (!pair.copies_out()) return;
-  if (kBeside && before >= 0) {
+  if (before >= 0 && p.ready != nullptr) {
     announce(p, before);
   } else {
     ptx::wait_stores_read();
@@ -363,10 +361,6 @@ Status launch_records(RecordParams params, int64_t multiprocessors, cudaStream_t
   if (plan.bounds == nullptr) {
     slots = std::min(
         slots, int64_t{plan.sequences} * plan.slots_per_sequence - params.prepare.window.begin);
-  }
-  if (params.share > 0) {
-    slots = sm90::records_before(static_cast<uint32_t>(slots), params.share);
-    params.piece = static_cast<int32_t>(slots);
   }
   params.pieces =
       static_cast<int32_t>((std::max<int64_t>(slots, 1) + params.piece - 1) / params.piece);

@@ -6,7 +6,6 @@
 
 #include "cuda/common/tilt.cuh"
 #include "cuda/portable/forward/prepare_steps.cuh"
-#include "cuda/sm90/forward/share.h"
 #include "cuda/sm90_split/forward/params.h"
 
 namespace flash_kda::cuda::sm90_split {
@@ -23,29 +22,25 @@ __device__ __forceinline__ uint32_t items_of(const RecordParams& p) {
   return static_cast<uint32_t>(p.pieces) * p.piece * p.prepare.heads;
 }
 
-// What an item is: a head of a slot of the window, which may be past its end. kBeside: with flags.
+// What an item is: a head of a slot of the window, which may be past its end.
 struct Item {
   uint32_t place, head;
 };
-template <bool kBeside>
 __device__ __forceinline__ Item item_of(const RecordParams& p, uint32_t item) {
   const uint32_t turn = p.by_heads.quotient(item);
   const uint32_t round = p.by_pieces.quotient(turn);
-  const uint32_t inside = kBeside ? round : p.piece - 1 - round;
-  uint32_t place = (turn - round * p.pieces) * p.piece + inside;
-  if (kBeside && p.share > 0) place = sm90::record_chunk(place, p.share);
-  return {place, item - turn * p.prepare.heads};
+  const uint32_t inside = p.ready == nullptr ? p.piece - 1 - round : round;
+  return {(turn - round * p.pieces) * p.piece + inside, item - turn * p.prepare.heads};
 }
 
 // From `item` on, every step-th.
-template <bool kBeside>
 __device__ __forceinline__ Work find_work(const RecordParams& params, uint32_t item,
                                           uint32_t step) {
   const portable::PrepareParams& p = params.prepare;
   const int32_t slots = min(p.window.slots, p.plan.total_slots() - p.window.begin);
   Work work;
   for (; item < items_of(params); item += step) {
-    const Item it = item_of<kBeside>(params, item);
+    const Item it = item_of(params, item);
     if (static_cast<int32_t>(it.place) >= slots) continue;
     const int32_t slot = p.window.begin + static_cast<int32_t>(it.place);
     const int32_t sequence = p.plan.bounds == nullptr
