@@ -19,6 +19,12 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// At a barrier of a block of the cluster, by an address_in_block. It tells that what this thread
+// has waited for is over, not what it wrote: release at the cluster's scope would wait for memory.
+__device__ __forceinline__ void mbarrier_arrive_in_block(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // 16 bytes into the shared memory of a block of the cluster; they count towards `barrier` there.
 __device__ __forceinline__ void store_async4(uint32_t to, const uint32_t (&v)[4],
                                              uint32_t barrier) {

@@ -13,6 +13,13 @@
 // Who waits for whom: the chain for full[stage] (bytes have come); the producer for empty[stage]
 // (all chain warps are through with the record). Tiles of v and out belong to one warp alone.
 //
+// Where preparation is over, the two blocks of one group that have the same segment and head are a
+// cluster (kShared; beside preparation the multiprocessors left may not be pairs): each producer
+// brings half of every record, to both. It tells the other one that its own stage is free, and
+// waits for agreed[stage], which the other one's arrival completes. A block waits for all that
+// comes from the other one, its chain for the bytes and its producer for the arrivals, and so may
+// end when it is through.
+//
 // Beside preparation (ready flags; recurrence_kernel only), the first thread of a block waits for
 // the flag of its first record and the producer for those of the next ones, while prepare.cu, which
 // says more, waits for nobody. The last block ends after preparation has, so the kernel does.
@@ -20,6 +27,7 @@
 #include "cuda/common/launch_dependent.cuh"
 #include "cuda/common/per_device.h"
 #include "cuda/ptx/bulk_linear.cuh"
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/dependent.cuh"
 #include "cuda/ptx/flag.cuh"
 #include "cuda/ptx/registers.cuh"
@@ -41,7 +49,7 @@ struct Block {
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kTiles = kStages * kStageBytes;
   static constexpr int kBarriers = kTiles + kChainWarps * kWarpTileBytes;
-  static constexpr int kSharedBytes = kBarriers + 2 * kStages * 8;
+  static constexpr int kSharedBytes = kBarriers + 3 * kStages * 8;
   static_assert(kWarpgroup * (kGroups * kChainRegisters + kProducerRegisters) <= 65536);
   static_assert(kSharedBytes <= 227 * 1024);
 };
@@ -101,8 +109,24 @@ __device__ __forceinline__ int32_t await_records(const SplitParams& p, int64_t r
   return there == 0xffffffffU ? kWarp : __ffs(static_cast<int>(~there)) - 1;
 }
 
+__device__ __forceinline__ uint32_t agreed(const Ring& ring, int slot) {
+  return ring.full(2 * ring.count + slot);
+}
+
+// One thread's: its half of a record to both blocks of a cluster, when both have room.
+__device__ __forceinline__ void share_record(const unsigned char* record, const Ring& ring,
+                                             const Cursor& cursor) {
+  constexpr int kPart = kRecordBytes / 2;
+  static_assert(kPart % 128 == 0);
+  const int rank = static_cast<int>(blockIdx.x) % 2;
+  ptx::mbarrier_arrive_in_block(ptx::address_in_block(agreed(ring, cursor.slot), rank ^ 1));
+  ptx::mbarrier_wait(agreed(ring, cursor.slot), cursor.parity);
+  ptx::load_bulk_multicast(ring.stage(cursor.slot) + rank * kPart, record + rank * kPart, kPart,
+                           ring.full(cursor.slot), 3);
+}
+
 // Brings the records of a segment, without qd if there is no output. By a warp.
-template <bool kOutput>
+template <bool kOutput, bool kShared>
 __device__ __forceinline__ void produce(const SplitParams& p, const Segment& segment, int head,
                                         const Ring& ring) {
   int64_t number = first_record(p, segment, head);
@@ -111,14 +135,16 @@ __device__ __forceinline__ void produce(const SplitParams& p, const Segment& seg
   int32_t known = segment.begin;  // chunks before it have their records
 #pragma unroll 1
   for (int32_t chunk = segment.begin; chunk < segment.end; ++chunk, number += p.heads) {
-    if (chunk == known) known += await_records(p, number, segment.end - chunk);
+    if (!kShared && chunk == known) known += await_records(p, number, segment.end - chunk);
     const unsigned char* record = p.records + number * kRecordBytes;
     const uint32_t stage = ring.stage(cursor.slot);
     const uint32_t full = ring.full(cursor.slot);
     ptx::mbarrier_wait(ring.empty(cursor.slot), cursor.parity ^ 1);
     if (threadIdx.x % kWarp == 0) {
       ptx::mbarrier_arrive_expect(full, kBytes);
-      if constexpr (kOutput) {
+      if constexpr (kShared) {
+        share_record(record, ring, cursor);
+      } else if constexpr (kOutput) {
         ptx::load_bulk(stage, record, kBytes, full);
       } else {
         for (int half = 0; half < kHalves; ++half) {
@@ -133,7 +159,7 @@ __device__ __forceinline__ void produce(const SplitParams& p, const Segment& seg
   }
 }
 
-template <int kGroups>
+template <int kGroups, bool kShared>
 __device__ __forceinline__ Ring make_ring(uint32_t shared) {
   using B = Block<kGroups>;
   const Ring ring = {shared, shared + B::kBarriers, kStages};
@@ -141,10 +167,16 @@ __device__ __forceinline__ Ring make_ring(uint32_t shared) {
     for (int i = 0; i < ring.count; ++i) {
       ptx::mbarrier_init(ring.full(i), 1);
       ptx::mbarrier_init(ring.empty(i), B::kChainWarps);
+      if constexpr (kShared) ptx::mbarrier_init(agreed(ring, i), 1);
     }
     ptx::fence_async_shared();
+    if constexpr (kShared) ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  if constexpr (kShared) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   return ring;
 }
 
@@ -212,7 +244,7 @@ __device__ __forceinline__ void end_state(const SplitParams& p, const Segment& s
   }
 }
 
-template <int kGroups>
+template <int kGroups, bool kShared>
 __device__ __forceinline__ void recur(const SplitParams& p, const Ring& ring) {
   constexpr int kParts = kHeadDim / (kGroups * kGroupRows);
   const int index = static_cast<int>(blockIdx.x);
@@ -222,16 +254,16 @@ __device__ __forceinline__ void recur(const SplitParams& p, const Ring& ring) {
   const int64_t sequence_head = static_cast<int64_t>(segment.part.sequence) * p.heads + head;
   const int first_row = index % kParts * kGroups * kGroupRows;
   if (segment.part.span.length == 0) {
-    ptx::wait_for_previous_kernels();
+    if constexpr (!kShared) ptx::wait_for_previous_kernels();
     pass_state(p, (sequence_head * kHeadDim + first_row) * kHeadDim,
                kGroups * kGroupRows * kHeadDim);
     return;
   }
-  await_first_record(p, segment, head);
+  if constexpr (!kShared) await_first_record(p, segment, head);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
-    if (warp == Block<kGroups>::kChainWarps) produce<true>(p, segment, head, ring);
+    if (warp == Block<kGroups>::kChainWarps) produce<true, kShared>(p, segment, head, ring);
     return;
   }
   ptx::take_registers<kChainRegisters>();
@@ -244,19 +276,29 @@ __device__ __forceinline__ void recur(const SplitParams& p, const Ring& ring) {
   end_state(p, segment, head, sequence_head, at, chain.state, chain.scale);
 }
 
-template <int kGroups>
-__global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
-    recurrence_kernel(const __grid_constant__ SplitParams p) {
+template <int kGroups, bool kShared>
+__device__ __forceinline__ void recurrence(const SplitParams& p) {
   extern __shared__ __align__(1024) unsigned char recurrence_shared[];
-  const Ring ring = make_ring<kGroups>(ptx::shared_address(recurrence_shared));
-  if (p.ready == nullptr) {
+  const Ring ring = make_ring<kGroups, kShared>(ptx::shared_address(recurrence_shared));
+  if (kShared || p.ready == nullptr) {
     ptx::wait_for_previous_kernels();
   } else {
     __threadfence();  // what the L1 cache may hold is too old
   }
-  recur<kGroups>(p, ring);
+  recur<kGroups, kShared>(p, ring);
   ptx::let_next_kernel_start();
-  if (blockIdx.x + 1 == gridDim.x) ptx::wait_for_previous_kernels();
+  if (!kShared && blockIdx.x + 1 == gridDim.x) ptx::wait_for_previous_kernels();
+}
+
+template <int kGroups>
+__global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
+    recurrence_kernel(const __grid_constant__ SplitParams p) {
+  recurrence<kGroups, false>(p);
+}
+
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(Block<1>::kThreads, 1)
+    shared_recurrence_kernel(const __grid_constant__ SplitParams p) {
+  recurrence<1, true>(p);
 }
 
 template <int kGroups>
@@ -264,7 +306,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
     maps_kernel(const __grid_constant__ SplitParams p) {
   extern __shared__ __align__(1024) unsigned char maps_shared[];
   const uint32_t shared = ptx::shared_address(maps_shared);
-  const Ring ring = make_ring<kGroups>(shared);
+  const Ring ring = make_ring<kGroups, false>(shared);
   ptx::let_next_kernel_start();
   ptx::wait_for_previous_kernels();
   constexpr int kParts = 2 * kHeadDim / (kGroups * kGroupRows);
@@ -276,7 +318,7 @@ __global__ void __launch_bounds__(Block<kGroups>::kThreads, 1)
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kWarp, 0);
   if (warp >= Block<kGroups>::kChainWarps) {
     ptx::give_registers<kProducerRegisters>();
-    if (warp == Block<kGroups>::kChainWarps) produce<false>(p, segment, head, ring);
+    if (warp == Block<kGroups>::kChainWarps) produce<false, false>(p, segment, head, ring);
     return;
   }
   ptx::take_registers<kChainRegisters>();
@@ -324,9 +366,11 @@ Status launch_maps(const SplitParams& params, cudaStream_t stream) {
 }
 
 Status launch_recurrence(const SplitParams& params, int groups, cudaStream_t stream) {
-  static PerDevice prepared[2];
-  return groups == 1 ? launch<1>(recurrence_kernel<1>, prepared[0], 2, params, stream)
-                     : launch<2>(recurrence_kernel<2>, prepared[1], 1, params, stream);
+  static PerDevice prepared[3];
+  if (groups == 2) return launch<2>(recurrence_kernel<2>, prepared[1], 1, params, stream);
+  return params.ready == nullptr
+             ? launch<1>(shared_recurrence_kernel, prepared[2], 2, params, stream)
+             : launch<1>(recurrence_kernel<1>, prepared[0], 2, params, stream);
 }
 
 }  // namespace flash_kda::cuda::sm90_split
