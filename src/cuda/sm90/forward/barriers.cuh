@@ -8,22 +8,22 @@
 //   full        stage   1 finishing warp       T and M too: all of the chain's operands
 //   value_full  v tile  1 + bytes of copies    v of a chunk is in the tile
 //   value_free  v tile  8 chain warps          and has been read
-//   out_full    tile    8 chain warps          out of a chunk is in the tile; its stage is free
+//   drained     tile    8 chain warps          a chunk's stage is free
+//   out_full    tile    8 chain warps          out of a chunk is in the tile
 //   out_free    tile    1 copying warp         and has been read
 //
 // Every waiter sees every phase of its barriers: a slot's next phase needs the copy, the finished
 // chunk or the freed tile that follows an arrival of everyone who waited for the last.
 //
 // Nobody waits in a circle. What a chunk c waits for belongs to earlier chunks, or to c itself
-// further up in the table, but for one thing: preparation awaits the norms of chunk c + kPairs
-// before it hands c on. They need out of chunk c + kPairs - kStages, which is earlier
-// (prepare_role.cuh).
+// further up in the table, but for one thing: preparation awaits the tiles of chunk c + kPairs, and
+// their blank rows, before it hands c on. They need out of chunk c + kPairs - kStages, which is
+// earlier (prepare_role.cuh).
 //
 // Between ordinary writes and the tensor cores or the copy engine stands a fence of those who
 // wrote: preparation before `partial` (also for the blank rows, which lie under its tiles),
-// finishing before `full`, the chain before `out_full`; the last also stands between its products
-// and the parts of L that come into their stage. What is only read ordinarily (v, d, the norms)
-// needs none.
+// finishing before `full`, the chain before `out_full`. What is only read ordinarily (v, d, the
+// norms) needs none, and neither does `drained`: the chain has waited for its products.
 #pragma once
 
 #include "cuda/ptx/mbarrier.cuh"
@@ -58,7 +58,8 @@ struct Barriers {
   static constexpr int kFull = kUnpartial + kPairs;
   static constexpr int kValueFull = kFull + kStages;
   static constexpr int kValueFree = kValueFull + kValueTiles;
-  static constexpr int kOutFull = kValueFree + kValueTiles;
+  static constexpr int kDrained = kValueFree + kValueTiles;
+  static constexpr int kOutFull = kDrained + kOutputTiles;
   static constexpr int kOutFree = kOutFull + kOutputTiles;
   static constexpr int kCount = kOutFree + kOutputTiles;
   static_assert(kSharedBarriers + kCount * ptx::kMbarrierBytes <= kSharedBytes);
@@ -73,6 +74,7 @@ struct Barriers {
   __device__ __forceinline__ uint32_t full(int slot) const { return at(kFull + slot); }
   __device__ __forceinline__ uint32_t value_full(int slot) const { return at(kValueFull + slot); }
   __device__ __forceinline__ uint32_t value_free(int slot) const { return at(kValueFree + slot); }
+  __device__ __forceinline__ uint32_t drained(int slot) const { return at(kDrained + slot); }
   __device__ __forceinline__ uint32_t out_full(int slot) const { return at(kOutFull + slot); }
   __device__ __forceinline__ uint32_t out_free(int slot) const { return at(kOutFree + slot); }
 
@@ -92,6 +94,7 @@ struct Barriers {
       ptx::mbarrier_init(value_free(slot), kChainThreads / 32);
     }
     for (int slot = 0; slot < kOutputTiles; ++slot) {
+      ptx::mbarrier_init(drained(slot), kChainThreads / 32);
       ptx::mbarrier_init(out_full(slot), kChainThreads);
       ptx::mbarrier_init(out_free(slot), 32);
     }

@@ -88,8 +88,7 @@ __device__ __forceinline__ void store_rows(const Params& params, const Item& ite
 }
 
 // All in one order. When v of a chunk has been read, v of the chunk kValueTiles on is asked for;
-// then out of that chunk is awaited. With it the stage is done with, and q, k, g of the chunk
-// kStages on are asked for.
+// when its stage is done with, q, k, g of the chunk kStages on; then out is awaited.
 __device__ __forceinline__ void copy_role(const Params& params, const uint16_t* order,
                                           uint32_t shared, Barriers barriers, int lane) {
   Walk<StageCursor> inputs;
@@ -112,9 +111,10 @@ __device__ __forceinline__ void copy_role(const Params& params, const uint16_t* 
     for (int32_t row = 0; row < item.length; row += kChunk, at.advance()) {
       if (lane == 0) load_values(params, order, shared, barriers, values);
       __syncwarp();
-      ptx::mbarrier_wait(barriers.out_full(at.slot), at.parity);
+      ptx::mbarrier_wait(barriers.drained(at.slot), at.parity);
       if (lane == 0) load_inputs(params, order, shared, barriers, inputs);
       __syncwarp();
+      ptx::mbarrier_wait(barriers.out_full(at.slot), at.parity);
       const uint32_t out = shared + kSharedOutputs + at.slot * kTileBytes;
       const int32_t rows = item.length - row;
 #pragma unroll 1

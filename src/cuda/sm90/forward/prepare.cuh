@@ -109,6 +109,7 @@ struct Preparation {
   const PrepareLane& self;
   HeadGate gate_constants;  // of the slice ahead
   float tilt;               // tilt.cuh
+  float shift[2];           // the biases of the slice ahead, by channel group
   uint32_t stage;           // shared address
   Place here, ahead;        // of the chunk in hand; of the slice after the one in hand
   Tile tile[2];
@@ -121,8 +122,11 @@ struct Preparation {
   __device__ __forceinline__ void gate(int slice) {
     uint32_t raw[4];
     ptx::load_matrix4_transposed(raw, Place::at(ahead.g, slice) + kB * kBlockBytes);
-    const uint32_t bias = self.bias + 4 * self.g + 64 * slice;
-    const float shift[2] = {ptx::load_shared(bias), ptx::load_shared(bias + 32)};
+    if (kB == 0) {
+      const uint32_t bias = self.bias + 4 * self.g + 64 * slice;
+      shift[0] = ptx::load_shared(bias);
+      shift[1] = ptx::load_shared(bias + 32);
+    }
     const float a = gate_constants.gate_scale, w = gate_constants.half_bound;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

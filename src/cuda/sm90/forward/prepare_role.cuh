@@ -42,7 +42,7 @@ __device__ __forceinline__ HeadGate load_gate(const Params& params, const Prepar
 // Goes through a pair's chunks of the CTA's work, and their stages.
 struct PairChunks {
   static_assert(kStages % kPairs == 0, "a pair sees every phase of its stages");
-  static_assert(kStages > kPairs, "the norms of its next chunk don't wait for the one in hand");
+  static_assert(kStages > kPairs, "the tiles of its next chunk don't wait for the one in hand");
   Item item;
   StageCursor at;
   uint32_t k = 0;
@@ -81,14 +81,22 @@ __device__ __forceinline__ void prepare_role(const Params& params, const uint16_
   if (!chunks.start(params, order, pair)) return;
   Preparation chunk{.self = self};
   auto stage = [&] { return shared + kSharedStages + chunks.at.slot * kStageBytes; };
+  // What is done ahead for a chunk takes its tiles, but neither norms nor their place.
+  auto await_tiles = [&] {
+    ptx::mbarrier_wait(barriers.raw(chunks.at.slot), chunks.at.parity);
+    if (chunks.item.length - chunks.row < kChunk) {
+      ptx::mbarrier_wait(barriers.normed(chunks.at.slot), chunks.at.parity);
+    }
+  };
   chunk.gate_constants = load_gate(params, self, chunks.item.head);
-  ptx::mbarrier_wait(barriers.normed(chunks.at.slot), chunks.at.parity);
+  await_tiles();
   chunk.ahead.set(self, stage());
   chunk.start();
   uint32_t parity = 1;
   bool more = true;
 #pragma unroll 1
   while (more) {
+    ptx::mbarrier_wait(barriers.normed(chunks.at.slot), chunks.at.parity);
     chunk.stage = stage();
     chunk.tilt = chunk_tilt(chunks.row / kChunk);
     chunk.run([&] {
@@ -96,7 +104,7 @@ __device__ __forceinline__ void prepare_role(const Params& params, const uint16_
       more = chunks.advance(params, order);
       if (!more) return;  // what is read ahead then is not used
       if (chunks.k != k) chunk.gate_constants = load_gate(params, self, chunks.item.head);
-      ptx::mbarrier_wait(barriers.normed(chunks.at.slot), chunks.at.parity);
+      await_tiles();
       chunk.ahead.set(self, stage());
     });
     ptx::mbarrier_wait(barriers.unpartial(pair), parity);

@@ -115,15 +115,17 @@ struct Chain {
     sm90_split::scale_values(values, scale, XO);
   }
 
-  // [X | O] += S [kd; qd]^T, left in flight.
+  // [X | O] = [X | 0] + S [kd; qd]^T, left in flight.
   __device__ __forceinline__ void start_rows() {
-#pragma unroll
-    for (int i = 0; i < kTokenRegisters; ++i) XO[kTokenRegisters + i] = 0.0F;
     const uint64_t operands = matrices();
     ptx::hold(XO);
     ptx::wgmma_fence();
+    // O begins with a product that takes no accumulators: zeros cost two instructions each.
+    const uint64_t kd = row_operand(operands, 0), qd = kd + (kHalfTileBytes >> 4);
+    ptx::wgmma_f16_n32(XO, operand, kd, true);
+    ptx::wgmma_f16_n32(XO + kTokenRegisters, operand, qd, false);
 #pragma unroll
-    for (int step = 0; step < kHeadDim / 16; ++step) {
+    for (int step = 1; step < kHeadDim / 16; ++step) {
       ptx::wgmma_f16_n64(XO, &operand[4 * step], row_operand(operands, step), true);
     }
     ptx::wgmma_commit();
@@ -180,6 +182,8 @@ struct Chain {
     const int slot = count % kOutputTiles;
     const uint32_t full = barriers().out_full(slot);
     ptx::mbarrier_wait(barriers().out_free(slot), (count / kOutputTiles & 1) ^ 1);
+    // Not before: the copying warp has seen the slot's last phase when it has freed the tile.
+    ptx::warp_arrive(barriers().drained(slot));
     const uint32_t tile =
         shared + kSharedOutputs + slot * kTileBytes + half() * kHalfTileBytes + matrix_lane();
 #pragma unroll
@@ -219,28 +223,43 @@ struct Chain {
   }
 };
 
+// The k-th item or, if that is empty, the first after it that is not. An empty sequence's state is
+// passed on.
+__device__ __forceinline__ bool next_sequence(const Params& params, const uint16_t* order,
+                                              uint32_t& k, int32_t& length, uint32_t& matrix) {
+  Item item;
+#pragma unroll 1
+  for (; nth_item(params, order, k, item); ++k) {
+    matrix = static_cast<uint32_t>(item.sequence) * params.heads + item.head;
+    length = item.length;
+    if (length > 0) return true;
+    if (params.final_state != nullptr) {
+      pass_state(params.initial_state, params.initial_bf16, params.final_state, params.final_bf16,
+                 matrix);
+    }
+  }
+  return false;
+}
+
 __device__ __forceinline__ void chain_role(const Params& params, const uint16_t* order,
                                            uint32_t shared) {
   Chain chain;
   chain.shared = shared;
   chain.count = 0;
-  Item item;
+  uint32_t k = 0, matrix;
+  int32_t length;
+  void* out = nullptr;
+  bool more = next_sequence(params, order, k, length, matrix);
 #pragma unroll 1
-  for (uint32_t k = 0; nth_item(params, order, k, item); ++k) {
-    const uint32_t matrix = static_cast<uint32_t>(item.sequence) * params.heads + item.head;
-    if (item.length == 0 && params.final_state == nullptr) continue;
-    if (item.length == 0 && params.initial_state != nullptr &&
-        params.initial_bf16 == params.final_bf16) {
-      copy_state(params.initial_state, params.final_state, params.final_bf16, matrix);
-      continue;
-    }
-    load_state(chain.S, params.initial_state, params.initial_bf16, state_offset(matrix));
+  while (true) {
+    const void* in =
+        more ? state_place(params.initial_state, params.initial_bf16, matrix) : nullptr;
+    exchange_states(chain.S, chain.scale.inverse, out, params.final_bf16, in, params.initial_bf16);
+    if (!more) break;
     chain.scale = {};
-    if (item.length > 0) chain.run(item.length, params.scale);
-    if (params.final_state != nullptr) {
-      store_state(chain.S, chain.scale.inverse, params.final_state, params.final_bf16,
-                  state_offset(matrix));
-    }
+    chain.run(length, params.scale);
+    out = state_place(params.final_state, params.final_bf16, matrix);
+    more = next_sequence(params, order, ++k, length, matrix);
   }
 }
 

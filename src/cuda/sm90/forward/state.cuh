@@ -13,6 +13,7 @@ namespace flash_kda::cuda::sm90 {
 
 inline constexpr int kStateRegisters = kHalf * kHeadDim / kWarpgroup;
 inline constexpr int64_t kStateElements = int64_t{kHeadDim} * kHeadDim;
+inline constexpr int kStateParts = 4;  // in which a state goes and comes
 
 // Where a lane's elements start in [N * H, V, K]: its first row and column.
 __device__ __forceinline__ int64_t state_offset(uint32_t matrix) {
@@ -20,62 +21,122 @@ __device__ __forceinline__ int64_t state_offset(uint32_t matrix) {
   const uint32_t row = 16 * (thread / 32) + (thread % 32 >> 2);
   return matrix * kStateElements + (row * kHeadDim + 2 * (thread & 3));
 }
+// From there to the lane's pair S[2 i], S[2 i + 1].
+__device__ __forceinline__ constexpr int pair_offset(int i) {
+  return 8 * (i >> 1) + 8 * kHeadDim * (i & 1);
+}
 
-// state: null for zeros.
-__device__ __forceinline__ void load_state(float (&S)[kStateRegisters], const void* state,
-                                           bool bf16, int64_t offset) {
-  if (state == nullptr) {
+// Part of a state, from where the lane's elements start. A pair of bf16 stays in one register as
+// it comes: converting it would wait for it.
+template <int kPart>
+__device__ __forceinline__ void load_state_part(float (&S)[kStateRegisters], const void* state,
+                                                bool bf16) {
+  constexpr int kPartPairs = kStateRegisters / 2 / kStateParts, kFirst = kPart * kPartPairs;
 #pragma unroll
-    for (int i = 0; i < kStateRegisters; ++i) S[i] = 0.0F;
-  } else if (bf16) {
-    const uint16_t* from = static_cast<const uint16_t*>(state) + offset;
-#pragma unroll
-    for (int i = 0; i < kStateRegisters / 2; ++i) {
-      const uint32_t pair =
-          *reinterpret_cast<const uint32_t*>(from + 8 * (i >> 1) + 8 * kHeadDim * (i & 1));
-      S[2 * i] = ptx::low_bf16(pair);
-      S[2 * i + 1] = ptx::high_bf16(pair);
-    }
-  } else {
-    const float* from = static_cast<const float*>(state) + offset;
-#pragma unroll
-    for (int i = 0; i < kStateRegisters / 2; ++i) {
+  for (int i = kFirst; i < kFirst + kPartPairs; ++i) {
+    if (bf16) {
+      S[2 * i] = __uint_as_float(
+          *reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(state) + pair_offset(i)));
+    } else {
       const float2 pair =
-          *reinterpret_cast<const float2*>(from + 8 * (i >> 1) + 8 * kHeadDim * (i & 1));
+          *reinterpret_cast<const float2*>(static_cast<const float*>(state) + pair_offset(i));
       S[2 * i] = pair.x;
       S[2 * i + 1] = pair.y;
     }
   }
 }
-
 // factor: of the lane's rows g and g + 8.
-__device__ __forceinline__ void store_state(const float (&S)[kStateRegisters],
-                                            const float (&factor)[2], void* state, bool bf16,
-                                            int64_t offset) {
-  if (bf16) {
-    uint16_t* to = static_cast<uint16_t*>(state) + offset;
+template <int kPart>
+__device__ __forceinline__ void store_state_part(const float (&S)[kStateRegisters],
+                                                 const float (&factor)[2], void* state, bool bf16) {
+  constexpr int kPartPairs = kStateRegisters / 2 / kStateParts, kFirst = kPart * kPartPairs;
 #pragma unroll
-    for (int i = 0; i < kStateRegisters / 2; ++i) {
-      *reinterpret_cast<uint32_t*>(to + 8 * (i >> 1) + 8 * kHeadDim * (i & 1)) =
-          ptx::pack_bf16(S[2 * i] * factor[i & 1], S[2 * i + 1] * factor[i & 1]);
-    }
-  } else {
-    float* to = static_cast<float*>(state) + offset;
-#pragma unroll
-    for (int i = 0; i < kStateRegisters / 2; ++i) {
-      *reinterpret_cast<float2*>(to + 8 * (i >> 1) + 8 * kHeadDim * (i & 1)) =
-          make_float2(S[2 * i] * factor[i & 1], S[2 * i + 1] * factor[i & 1]);
+  for (int i = kFirst; i < kFirst + kPartPairs; ++i) {
+    const float x = S[2 * i] * factor[i & 1], y = S[2 * i + 1] * factor[i & 1];
+    if (bf16) {
+      *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(state) + pair_offset(i)) =
+          ptx::pack_bf16(x, y);
+    } else {
+      *reinterpret_cast<float2*>(static_cast<float*>(state) + pair_offset(i)) = make_float2(x, y);
     }
   }
 }
 
-// An empty sequence's state, bit for bit, by all chain threads.
-__device__ __forceinline__ void copy_state(const void* from, void* to, bool bf16, uint32_t matrix) {
-  const int64_t words = kStateElements * (bf16 ? 2 : 4) / static_cast<int64_t>(sizeof(uint4));
-  const uint4* source = static_cast<const uint4*>(from) + matrix * words;
-  uint4* target = static_cast<uint4*>(to) + matrix * words;
+// Where the lane's elements of a matrix start in the states of a call; null for none.
+__device__ __forceinline__ void* state_place(const void* states, bool bf16, uint32_t matrix) {
+  if (states == nullptr) return nullptr;
+  return static_cast<uint8_t*>(const_cast<void*>(states)) + state_offset(matrix) * (bf16 ? 2 : 4);
+}
+
+// Parts from kPart on.
+template <int kPart = 0>
+__device__ __forceinline__ void exchange_parts(float (&S)[kStateRegisters],
+                                               const float (&factor)[2], void* out, bool out_bf16,
+                                               const void* in, bool in_bf16) {
+  if (out != nullptr) {
+    if (out_bf16) {
+      store_state_part<kPart>(S, factor, out, true);
+    } else {
+      store_state_part<kPart>(S, factor, out, false);
+    }
+  }
+  if (in != nullptr) {
+    if (in_bf16) {
+      load_state_part<kPart>(S, in, true);
+    } else {
+      load_state_part<kPart>(S, in, false);
+    }
+  }
+  if constexpr (kPart + 1 < kStateParts) {
+    exchange_parts<kPart + 1>(S, factor, out, out_bf16, in, in_bf16);
+  }
+}
+// A state goes from S to `out` (unless null), the next comes from `in` (null: zeros), part by part:
+// the next is asked for before the last part has gone.
+__device__ __forceinline__ void exchange_states(float (&S)[kStateRegisters],
+                                                const float (&factor)[2], void* out, bool out_bf16,
+                                                const void* in, bool in_bf16) {
+  exchange_parts(S, factor, out, out_bf16, in, in_bf16);
+  if (in == nullptr) {
+#pragma unroll
+    for (int i = 0; i < kStateRegisters; ++i) S[i] = 0.0F;
+  } else if (in_bf16) {
+#pragma unroll
+    for (int i = 0; i < kStateRegisters / 2; ++i) {
+      const uint32_t pair = __float_as_uint(S[2 * i]);
+      S[2 * i] = ptx::low_bf16(pair);
+      S[2 * i + 1] = ptx::high_bf16(pair);
+    }
+  }
+}
+
+// An empty sequence's state by all chain threads, bit for bit where the types are the same. from:
+// null for zeros.
+__device__ __forceinline__ void pass_state(const void* from, bool from_bf16, void* to, bool to_bf16,
+                                           uint32_t matrix) {
+  constexpr uint32_t kPartPairs = kStateElements / 2;
+  const int64_t first = static_cast<int64_t>(matrix) * kPartPairs;
+  const uint32_t* source = static_cast<const uint32_t*>(from) + first * (from_bf16 ? 1 : 2);
+  uint32_t* target = static_cast<uint32_t*>(to) + first * (to_bf16 ? 1 : 2);
 #pragma unroll 1
-  for (uint32_t i = ptx::thread_index(); i < words; i += kChainThreads) target[i] = source[i];
+  for (uint32_t i = ptx::thread_index(); i < kPartPairs; i += kChainThreads) {
+    uint32_t x = 0, y = 0;
+    if (from != nullptr && from_bf16) {
+      x = source[i] << 16;
+      y = source[i] & 0xffff0000U;
+    } else if (from != nullptr) {
+      x = source[2 * i];
+      y = source[2 * i + 1];
+    }
+    if (!to_bf16) {
+      target[2 * i] = x;
+      target[2 * i + 1] = y;
+    } else if (from_bf16) {
+      target[i] = x >> 16 | y;
+    } else {
+      target[i] = ptx::pack_bf16(__uint_as_float(x), __uint_as_float(y));
+    }
+  }
 }
 
 }  // namespace flash_kda::cuda::sm90
