@@ -9,8 +9,8 @@
 namespace flash_kda::cuda::sm90 {
 
 inline constexpr double kKernelCost = 7.3;
-inline constexpr double kChunkCost = 2.05;  // of one sequence and head
-inline constexpr double kItemCost = 5.5;    // a sequence and head: its states, start and end
+inline constexpr double kChunkCost = 1.97;  // of one sequence and head
+inline constexpr double kItemCost = 5.1;    // a sequence and head: its states, start and end
 
 // The other's estimate is low where the two are close: 0.55 ms for 0.65 measured in 1x8192 with 96
 // heads. It must be so much faster to be preferred.
