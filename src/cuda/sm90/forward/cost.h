@@ -12,9 +12,8 @@ inline constexpr double kKernelCost = 7.3;
 inline constexpr double kChunkCost = 1.97;  // of one sequence and head
 inline constexpr double kItemCost = 5.1;    // a sequence and head: its states, start and end
 
-// The other's estimate is low where the two are close: 0.55 ms for 0.65 measured in 1x8192 with 96
-// heads. It must be so much faster to be preferred.
-inline constexpr double kPreferred = 1.1;
+// Where the estimates are as close as this the fused kernel is preferred, which needs no workspace.
+inline constexpr double kPreferred = 1.05;
 
 // `items` sequences times heads of `tokens` tokens each: lengths are not known to the host.
 inline double total_microseconds(int64_t items, int64_t tokens, int64_t multiprocessors) {
