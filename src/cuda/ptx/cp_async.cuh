@@ -10,7 +10,7 @@ __device__ __forceinline__ void copy_async16(uint32_t destination, const void* s
                : "memory");
 }
 
-// The same, or 16 zero bytes; then `source` is not read, but must still be an address.
+// The same, or 16 zero bytes; then `source` is not read and may lie outside of the tensor.
 __device__ __forceinline__ void copy_async16_or_zero(uint32_t destination, const void* source,
                                                      bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),

@@ -17,8 +17,8 @@
 //
 // Nobody waits in a circle. What a chunk c waits for belongs to earlier chunks, or to c itself
 // further up in the table, but for one thing: preparation awaits the tiles of chunk c + kPairs, and
-// their blank rows, before it hands c on. They need out of chunk c + kPairs - kStages, which is
-// earlier (prepare_role.cuh).
+// their blank rows, before it hands c on. They need the stage of chunk c + kPairs - kStages, which
+// is earlier (prepare_role.cuh).
 //
 // Between ordinary writes and the tensor cores or the copy engine stands a fence of those who
 // wrote: preparation before `partial` (also for the blank rows, which lie under its tiles),

@@ -3,7 +3,8 @@
 //   maps_kernel        where a sequence is cut: of the first segment, the state after it; of the
 //                      others but the last the map, which is V rows from a state of zeros, and the
 //                      rows of the identity without values. No output
-//   recurrence_kernel  all segments with output, from the states that the merge has made
+//   recurrence_kernel  all segments with output, from the states that the merge has made; or
+//                      shared_recurrence_kernel, the same by clusters
 //
 // A block: kGroups chain warpgroups of 64 rows each, and one whose first warp brings records by
 // bulk copies (a warpgroup, because register files belong to a quarter of a multiprocessor).
