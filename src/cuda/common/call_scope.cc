@@ -1,13 +1,23 @@
 #include "cuda/common/call_scope.h"
 
+#include <limits>
 #include <string>
 
 #include "cuda/common/offsets.h"
+#include "ops/forward/spec.h"
 
 namespace flash_kda::cuda {
 
+Status check_heads(const ForwardProblem& problem) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / kHeadDim;
+  if (problem.heads <= kMost) return {};
+  return Status::unsupported("heads: expected at most " + std::to_string(kMost) + ", got " +
+                             std::to_string(problem.heads));
+}
+
 Status check_hopper(const ForwardProblem& problem, const void* kernel) {
   constexpr int kCapability = 90;
+  FLASH_KDA_RETURN_IF_ERROR(check_heads(problem));
   if (problem.device.type != DeviceType::kCuda) {
     return Status::unsupported("runs on CUDA tensors only");
   }

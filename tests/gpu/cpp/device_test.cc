@@ -4,6 +4,9 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include "ops/forward/impls.h"
+#include "ops/forward/spec.h"
+
 namespace flash_kda::cuda {
 namespace {
 
@@ -29,6 +32,18 @@ TEST(Device, ADriverThatIsTooOldOrMissingIsNamedWithVersions) {
   const std::string expected = "expected a driver for CUDA " + version + ", found ";
   expect_words(reason(0), {"no usable CUDA driver or device", expected.c_str()});
   if (found == 0) expect_words(reason(0), {"found none"});
+}
+
+TEST(Device, MoreHeadsThanChannelNumbersHaveBitsForAreRefused) {
+  ForwardProblem problem;
+  problem.device = {DeviceType::kCuda, 0};
+  problem.heads = (int64_t{1} << 31) / kHeadDim;
+  for (const ForwardImpl* impl :
+       {&recurrent::kForward, &sm90::kForward, &sm90_split::kForward, &portable::kForward}) {
+    const Status status = impl->accepts(problem);
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    expect_words(status.message(), {"heads", "expected at most 16777215", "got 16777216"});
+  }
 }
 
 TEST(Device, AnIndexThatIsNotThereIsNamed) {

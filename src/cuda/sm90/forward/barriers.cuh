@@ -80,34 +80,35 @@ struct Barriers {
 
   // By one thread, before the barrier that starts the roles.
   __device__ __forceinline__ void init() const {
+    constexpr int kLanes = 32;  // of a warp
     for (int slot = 0; slot < kStages; ++slot) {
       ptx::mbarrier_init(raw(slot), 1);
-      ptx::mbarrier_init(normed(slot), 32);
-      ptx::mbarrier_init(full(slot), 32);
+      ptx::mbarrier_init(normed(slot), kLanes);
+      ptx::mbarrier_init(full(slot), kLanes);
     }
     for (int pair = 0; pair < kPairs; ++pair) {
-      ptx::mbarrier_init(partial(pair), 2 * 32);
-      ptx::mbarrier_init(unpartial(pair), 32);
+      ptx::mbarrier_init(partial(pair), 2 * kLanes);
+      ptx::mbarrier_init(unpartial(pair), kLanes);
     }
     for (int slot = 0; slot < kValueTiles; ++slot) {
       ptx::mbarrier_init(value_full(slot), 1);
-      ptx::mbarrier_init(value_free(slot), kChainThreads / 32);
+      ptx::mbarrier_init(value_free(slot), kChainThreads / kLanes);
     }
     for (int slot = 0; slot < kOutputTiles; ++slot) {
-      ptx::mbarrier_init(drained(slot), kChainThreads / 32);
+      ptx::mbarrier_init(drained(slot), kChainThreads / kLanes);
       ptx::mbarrier_init(out_full(slot), kChainThreads);
-      ptx::mbarrier_init(out_free(slot), 32);
+      ptx::mbarrier_init(out_free(slot), kLanes);
     }
     ptx::fence_async_shared();
   }
 };
 
 // All lanes: racecheck does not follow one lane's arrival for its warp.
-__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+__device__ __forceinline__ void lanes_arrive(uint32_t barrier) {
   __syncwarp();
   ptx::mbarrier_arrive(barrier);
 }
-__device__ __forceinline__ void warp_arrive(uint32_t first, uint32_t second) {
+__device__ __forceinline__ void lanes_arrive(uint32_t first, uint32_t second) {
   __syncwarp();
   ptx::mbarrier_arrive(first);
   ptx::mbarrier_arrive(second);

@@ -131,7 +131,7 @@ __device__ __forceinline__ void copy_role(const Params& params, const uint16_t* 
         ptx::commit_stores();
         ptx::wait_stores_read();
       }
-      warp_arrive(barriers.out_free(at.slot));
+      lanes_arrive(barriers.out_free(at.slot));
     }
   }
   if (lane == 0) ptx::wait_stores_written();

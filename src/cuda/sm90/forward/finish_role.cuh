@@ -59,7 +59,7 @@ __device__ __forceinline__ void finish_role(const Params& params, const uint16_t
       finish_t(self, beta);
       finish_m(self);
       ptx::fence_async_shared();
-      warp_arrive(barriers.unpartial(pair), barriers.full(at.slot));
+      lanes_arrive(barriers.unpartial(pair), barriers.full(at.slot));
     }
   }
 }

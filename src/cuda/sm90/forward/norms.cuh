@@ -75,7 +75,7 @@ __device__ __forceinline__ void norm_role(const Params& params, const uint16_t* 
       ptx::mbarrier_wait(barriers.raw(at.slot), at.parity);
       if (item.length - row < kChunk) blank_tail(stage, item.length - row, lane);
       write_norms(stage, lane);
-      warp_arrive(barriers.normed(at.slot));
+      lanes_arrive(barriers.normed(at.slot));
     }
   }
 }

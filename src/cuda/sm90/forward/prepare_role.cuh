@@ -113,7 +113,7 @@ __device__ __forceinline__ void prepare_role(const Params& params, const uint16_
                chunk.sum.L);
     store_part(self.scratch + kScratchM + self.warp * kPartialBytes, self.lane, chunk.sum.M);
     ptx::fence_async_shared();
-    warp_arrive(barriers.partial(pair));
+    lanes_arrive(barriers.partial(pair));
   }
 }
 

@@ -120,7 +120,9 @@ struct Chain {
     const uint64_t operands = matrices();
     ptx::hold(XO);
     ptx::wgmma_fence();
-    // O begins with a product that takes no accumulators: zeros cost two instructions each.
+    // O begins with a product that takes no accumulators: zeros cost two instructions each. That
+    // products of two shapes on the same accumulators come one after the other is what Hopper does;
+    // PTX promises it for one shape (docs/hopper.md).
     const uint64_t kd = row_operand(operands, 0), qd = kd + (kHalfTileBytes >> 4);
     ptx::wgmma_f16_n32(XO, operand, kd, true);
     ptx::wgmma_f16_n32(XO + kTokenRegisters, operand, qd, false);
@@ -197,7 +199,7 @@ struct Chain {
       ptx::store_matrix4_transposed(tile + j * 16 * kRowBytes, r);
     }
     ptx::fence_async_shared();
-    warp_arrive(full);
+    lanes_arrive(full);
   }
 
   // All chunks of a sequence of `length` > 0 tokens, from S to S.
