@@ -59,7 +59,7 @@ CHOICES = [
     pytest.param(
         one,
         id=one.name,
-        marks=[pytest.mark.xfail(HOPPER, reason="1.30 on an H200 (docs/hopper.md)", strict=True)]
+        marks=[pytest.mark.xfail(HOPPER, reason="1.25 on an H200 (docs/hopper.md)", strict=True)]
         if one.name == HIDDEN_LONG_SEQUENCES
         else [],
     )

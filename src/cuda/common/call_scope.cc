@@ -8,7 +8,10 @@
 
 namespace flash_kda::cuda {
 
-Status check_heads(const ForwardProblem& problem) {
+Status check_problem(const ForwardProblem& problem) {
+  if (problem.device.type != DeviceType::kCuda) {
+    return Status::unsupported("runs on CUDA tensors only");
+  }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() / kHeadDim;
   if (problem.heads <= kMost) return {};
   return Status::unsupported("heads: expected at most " + std::to_string(kMost) + ", got " +
@@ -17,10 +20,7 @@ Status check_heads(const ForwardProblem& problem) {
 
 Status check_hopper(const ForwardProblem& problem, const void* kernel) {
   constexpr int kCapability = 90;
-  FLASH_KDA_RETURN_IF_ERROR(check_heads(problem));
-  if (problem.device.type != DeviceType::kCuda) {
-    return Status::unsupported("runs on CUDA tensors only");
-  }
+  FLASH_KDA_RETURN_IF_ERROR(check_problem(problem));
   const DeviceProperties* device = nullptr;
   FLASH_KDA_RETURN_IF_ERROR(device_properties(problem.device.index, &device));
   if (device->capability() != kCapability) {

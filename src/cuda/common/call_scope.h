@@ -9,8 +9,9 @@
 
 namespace flash_kda::cuda {
 
-// Kernels count the channels of a token in 32 bits.
-Status check_heads(const ForwardProblem& problem);
+// What no CUDA implementation can run: tensors elsewhere, and more heads than kernels can number
+// the channels of, in 32 bits.
+Status check_problem(const ForwardProblem& problem);
 
 // For an implementation of compute capability 9.0 alone: why it can't run on a problem's device.
 // `kernel`: one of its __global__ functions, null in a build without 90a.

@@ -25,8 +25,7 @@ Layout layout_of(const ForwardProblem& p, const Options& options) {
 }
 
 Status accepts(const ForwardProblem& p) {
-  if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
-  FLASH_KDA_RETURN_IF_ERROR(check_heads(p));
+  FLASH_KDA_RETURN_IF_ERROR(check_problem(p));
   const DeviceProperties* device = nullptr;
   FLASH_KDA_RETURN_IF_ERROR(device_properties(p.device.index, &device));
   if (device->capability() < kMinCapability) {

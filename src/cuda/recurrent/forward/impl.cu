@@ -18,8 +18,7 @@ constexpr int64_t kMaxTokens = 8;
 constexpr int64_t kMaxMeanTokens = 2;
 
 Status accepts(const ForwardProblem& p) {
-  if (p.device.type != DeviceType::kCuda) return Status::unsupported("runs on CUDA tensors only");
-  FLASH_KDA_RETURN_IF_ERROR(check_heads(p));
+  FLASH_KDA_RETURN_IF_ERROR(check_problem(p));
   if (p.cu_seqlens.data != nullptr && p.tokens > kMaxMeanTokens * p.sequences) {
     return Status::unsupported("T: expected at most " + std::to_string(kMaxMeanTokens) +
                                " tokens a sequence on average with cu_seqlens, got " +
